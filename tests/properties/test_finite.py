@@ -5,20 +5,29 @@ values and gradients are finite, and as close to float64 as the dtype and the pr
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor, nn
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
 from fastweights import MIXERS
+from fastweights.importers import import_model
+from fastweights.layers import Linear
 from fastweights.mixers import make
+from fastweights.mixers.rglru import RGLRU
 from tolerances import TOLERANCE
 
 D, T = 16, 12
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SENSITIVE = 100
 """How much more than a rounding error of all weights and inputs a result may move."""
+
+SCALES = {(torch.float16, what): 2.0**-8 for what in ("loud", "open", "shut")}
+"""Of losses: their gradients pass through numbers for which float16 has no room."""
 
 Named = dict[str, Tensor]
 
@@ -61,19 +70,43 @@ def made(name: str, dtype: torch.dtype, bias: float | None) -> nn.Module:
     return (mixer if bias is None else shut(mixer, bias)).to(dtype)
 
 
-def results(mixer: nn.Module, x: Tensor, keep: Tensor | None) -> tuple[Named, Named]:
-    """(y and the gradient of x, row by row; the gradients of the weights)."""
+def results(
+    mixer: nn.Module, x: Tensor, keep: Tensor | None, scale: float = 1.0
+) -> tuple[Named, Named]:
+    """(y and the gradient of x, row by row; the gradients of the weights), of a loss that is
+    multiplied by `scale` on the way, as GradScaler does for float16.
+    """
     x = x.clone().requires_grad_()
     y = mixer(x, keep=keep)[0]
     y = y if keep is None else y.masked_fill(~keep[..., None], 0)
     direction = torch.randn(y.shape, generator=Generator().manual_seed(2)).to(y.dtype)
-    (y * direction).sum().backward()
+    (y * (direction * scale)).sum().backward()
     assert x.grad is not None
-    rows = {
-        f"{n} of row {i}": row for n, s in (("y", y), ("dx", x.grad)) for i, row in enumerate(s)
-    }
-    weights = {f"d{n}": p.grad for n, p in mixer.named_parameters() if p.grad is not None}
-    return {n: s.detach().double() for n, s in rows.items()}, weights
+    both = (("y", y.detach().double()), ("dx", x.grad.double() / scale))
+    rows = {f"{n} of row {i}": row for n, s in both for i, row in enumerate(s)}
+    grads = {f"d{n}": p.grad for n, p in mixer.named_parameters() if p.grad is not None}
+    return rows, {n: s.double() / scale for n, s in grads.items()}
+
+
+def exactly(
+    mixer: nn.Module, x: Tensor, keep: Tensor | None, scale: float
+) -> tuple[tuple[Named, Named], float]:
+    """The results, and the largest number that a layer gives or is given as a gradient."""
+    seen = [0.0]
+
+    def note(_layer: nn.Module, _inputs: object, y: Tensor) -> None:
+        seen.append(y.abs().max().item())
+        y.register_hook(lambda g: seen.append(scale * g.abs().max().item()))
+
+    hooks = [m.register_forward_hook(note) for m in mixer.modules() if isinstance(m, Linear)]
+    found = results(mixer, x, keep)
+    for hook in hooks:
+        hook.remove()
+    return found, max(seen)
+
+
+def values_alone(found: tuple[Named, Named]) -> tuple[Named, Named]:
+    return {n: s for n, s in found[0].items() if n.startswith("y")}, {}
 
 
 def moved(mixer: nn.Module, x: Tensor, by: float) -> tuple[nn.Module, Tensor]:
@@ -117,14 +150,8 @@ def complain(got: Named, want: Named, near: Named, dtype: torch.dtype, close: fl
 
 
 def closeness(what: str, dtype: torch.dtype) -> float:
-    """Scores of 10⁵ keep two digits in float32, and small ones next to large none in float16."""
-    if what != "loud":
-        return TOLERANCE[dtype]
-    return float("inf") if dtype is torch.float16 else TOLERANCE[torch.bfloat16]
-
-
-def values_alone(found: tuple[Named, Named]) -> tuple[Named, Named]:
-    return {n: s for n, s in found[0].items() if n.startswith("y")}, {}
+    """Scores of 10⁵ keep two digits in float32."""
+    return TOLERANCE[torch.bfloat16 if what == "loud" and dtype is torch.float32 else dtype]
 
 
 INPUTS = {
@@ -144,13 +171,14 @@ def test_a_mixer_is_finite_and_as_exact_as_its_dtype(name: str, dtype: torch.dty
         x, keep = inputs()
         x, mixer, close = x.to(dtype), made(name, dtype, bias), closeness(what, dtype)
         exact = deepcopy(mixer).double()
+        scale = SCALES.get((dtype, what), 1.0)
+        want, largest = exactly(exact, x.double(), keep, scale)
         each = [
-            results(mixer, x, keep),
-            results(exact, x.double(), keep),
+            results(mixer, x, keep, scale),
+            want,
             results(*moved(exact, x.double(), EPS[dtype]), keep),
         ]
-        if dtype is torch.float16 and what != "quiet":
-            # their gradients pass through numbers that float16 has no room for
+        if largest > torch.finfo(dtype).max / 16:  # their gradients have no room
             each = [values_alone(result) for result in each]
         for got, want, near in zip(*each, strict=True):
             found += [f"{what}: {c}" for c in complain(got, want, near, dtype, close)]
@@ -161,3 +189,42 @@ def test_a_mixer_is_finite_and_as_exact_as_its_dtype(name: str, dtype: torch.dty
             want, near = ({n: r[0][n] for n in rows} for r in each[1:])
             found += [f"steps: {c}" for c in complain(rows, want, near, dtype, close)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", ["dss", "h3", "hyena", "lru", "s4", "s4d"])
+def test_bfloat16_rounds_no_frequencies(name: str) -> None:
+    torch.manual_seed(0)
+    mixer, x = make(name, 32), torch.randn(2, 256, 32).bfloat16()
+    with torch.no_grad():
+        want, got = mixer(x.float())[0], mixer.bfloat16()(x)[0].float()
+    assert (got - want).norm() <= TOLERANCE[torch.bfloat16] * want.norm()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_shut_gate_has_the_gradients_of_recurrentgemma(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    blocks = ["recurrent", "recurrent", "attention"]
+    sizes = {"hidden_size": 32, "lru_width": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "attention_window_size": 8, "block_types": blocks}
+    theirs: Any = RecurrentGemmaForCausalLM(RecurrentGemmaConfig(vocab_size=61, **sizes, **heads))
+    rules = [m for m in theirs.modules() if isinstance(m, RecurrentGemmaRglru)]
+    with torch.no_grad():
+        for rule in rules:
+            rule.recurrent_gate_bias[:, ::2] = -120.0
+    theirs.save_pretrained(tmp_path)
+    ours: Any = import_model(tmp_path)
+    ids = torch.randint(1, 61, (2, 20))
+    for model in (theirs, ours):
+        model(ids, labels=ids).loss.backward()
+    mixers = [m for m in ours.modules() if isinstance(m, RGLRU)]
+    assert len(mixers) == len(rules) > 0
+    for mixer, rule in zip(mixers, rules, strict=True):
+        for got, want, sign in (
+            (mixer.b_a, rule.recurrent_gate_bias, 1),
+            (mixer.b_x, rule.input_gate_bias, 1),
+            (mixer.W_a, rule.recurrent_gate_weight, 1),
+            (mixer.W_x, rule.input_gate_weight, 1),
+            (mixer.Lambda, rule.recurrent_param, -1),
+        ):
+            wanted = sign * want.grad.view_as(got)
+            torch.testing.assert_close(got.grad, wanted, rtol=1e-3, atol=1e-7)

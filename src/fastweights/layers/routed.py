@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fastweights.layers.context import TokenContext
 from fastweights.layers.convolution import ShortConvolution
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -42,7 +43,7 @@ class RoutedContext(TokenContext):
 
     def convolve(self, layer: ShortConvolution, x: Tensor) -> Tensor:
         """SiLU of the convolution of every stream ``[b t m c]`` on its own."""
-        return unfold(layer(fold(x), self, silu=True), self._streams)
+        return unfold(layer(fold(with_room(x)), self, silu=True), self._streams)
 
     def _old_tail(self, name: str, x: Embedded, length: int) -> Tensor:
         streams = self._streams

@@ -19,6 +19,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import DPLR
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -78,11 +79,11 @@ class Comba(Mixer):
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
         q, k, v = (
-            split_heads(conv(s, past, silu=True), self.heads)
+            split_heads(conv(with_room(s), past, silu=True), self.heads)
             for s, conv in ((q, self.conv_q), (k, self.conv_k), (v, self.conv_v))
         )
         q, k, p = self._correct(q, k)
-        w = beta.sigmoid()[..., None] * k
+        w = with_room(beta).sigmoid()[..., None] * k
         return DPLR(q * self.scale, w, v, p, None, self.decay(alpha)), gate.sigmoid()
 
     def _correct(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:

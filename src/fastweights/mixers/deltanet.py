@@ -17,6 +17,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -55,10 +56,10 @@ class DeltaNet(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, None]:
         q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
-        q = split_heads(self.conv_q(q, past, silu=True), self.heads)
-        k = split_heads(self.conv_k(k, past, silu=True), self.heads)
+        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
         v = split_heads(self.conv_v(v, past, silu=True), self.heads)
-        beta = self.largest * beta.sigmoid()[..., None]
+        beta = self.largest * with_room(beta).sigmoid()[..., None]
         return Delta(
             l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor), v, beta
         ), None

@@ -26,6 +26,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta, LogLinear
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -86,10 +87,10 @@ class GatedDeltaNet(Mixer):
         q, k, v, beta, alpha, gate = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
-        q = split_heads(self.conv_q(q, past, silu=True), self.heads)
-        k = split_heads(self.conv_k(k, past, silu=True), self.heads)
+        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
         v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
-        beta = self.largest * beta.sigmoid()[..., None]
+        beta = self.largest * with_room(beta).sigmoid()[..., None]
         log_alpha = -bounded_exp(upcast(self.log_a)) * F.softplus(upcast(alpha) + self.b_alpha)
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
         if self.served > 1:

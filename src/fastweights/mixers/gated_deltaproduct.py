@@ -19,6 +19,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Substeps
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -74,9 +75,9 @@ class GatedDeltaProduct(Mixer):
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
         each = (self.steps, self.heads, -1)
-        q = split_heads(self.conv_q(q, past, silu=True), self.heads)
-        k = l2_normalize(self.conv_k(k, past, silu=True).unflatten(-1, each), self.floor)
+        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
+        k = l2_normalize(self.conv_k(with_room(k), past, silu=True).unflatten(-1, each), self.floor)
         v = self.conv_v(v, past, silu=True).unflatten(-1, each)
-        beta = self.largest * beta.sigmoid().unflatten(-1, each)
+        beta = self.largest * with_room(beta).sigmoid().unflatten(-1, each)
         q = l2_normalize(q, self.floor) * self.scale
         return Substeps.of(q, beta * k, v, k, log_decay=self.decay(alpha)), SiLUGate(gate)

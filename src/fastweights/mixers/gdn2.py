@@ -19,6 +19,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import DPLR
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -68,11 +69,11 @@ class GatedDeltaNet2(Mixer):
     def project(self, x: Embedded, past: TokenContext) -> tuple[DPLR, Tensor]:
         q, k, v, erase, write = project_each(x, self.W_q, self.W_k, self.W_v, self.W_b, self.W_w)
         q, k, v = (
-            split_heads(conv(s, past, silu=True), self.heads)
+            split_heads(conv(with_room(s), past, silu=True), self.heads)
             for s, conv in ((q, self.conv_q), (k, self.conv_k), (v, self.conv_v))
         )
         q, k = l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor)
-        a = self.largest * split_heads(erase.sigmoid(), self.heads) * k
-        v = split_heads(write.sigmoid(), self.heads) * v
+        a = self.largest * split_heads(with_room(erase).sigmoid(), self.heads) * k
+        v = split_heads(with_room(write).sigmoid(), self.heads) * v
         rule = DPLR(q, k, v, a, None, self.decay(self.W_alpha(x)))
         return rule, self.W_g(x).sigmoid()

@@ -72,7 +72,7 @@ class GatedKalmaNet(Mixer):
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_mu, self.W_gamma, self.W_g
         )
         q, k, v = (
-            split_heads(conv(s, past, silu=True), self.heads)
+            split_heads(conv(with_room(s), past, silu=True), self.heads)
             for conv, s in ((self.conv_q, q), (self.conv_k, k), (self.conv_v, v))
         )
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)

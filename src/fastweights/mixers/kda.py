@@ -23,6 +23,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -83,12 +84,13 @@ class KDA(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, Tensor]:
         q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
-        q = l2_normalize(split_heads(self.conv_q(q, past, silu=True), self.heads), 1e-6)
-        k = l2_normalize(split_heads(self.conv_k(k, past, silu=True), self.heads), 1e-6)
+        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
+        q, k = l2_normalize(q, 1e-6), l2_normalize(k, 1e-6)
         v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
-        beta = self.largest * beta.sigmoid()[..., None]
+        beta = self.largest * with_room(beta).sigmoid()[..., None]
         return Delta(q * self.scale, k, v, beta, self._log_decay(x)), self.W_g(x).sigmoid()
 
     def _log_decay(self, x: Embedded) -> Tensor:

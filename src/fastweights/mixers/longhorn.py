@@ -12,6 +12,7 @@ from fastweights.layers import Linear, ShortConvolution, TokenContext, project_e
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay, Recurrence
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded, Output
 
 
@@ -59,8 +60,8 @@ class Longhorn(Mixer):
         beta, square = upcast(self.W_beta_2(beta)).sigmoid(), upcast(k).square()
         delta = beta / (1 + beta * square.sum(-1, keepdim=True))
         log_alpha = torch.log1p(-delta[..., None] * square[:, :, None])
-        v = (delta.to(x.dtype) * x)[..., None]
-        gate = torch.cat([F.silu(gate), x], dim=-1)
+        v = (delta.to(with_room(x).dtype) * x)[..., None]
+        gate = torch.cat([F.silu(with_room(gate)), x], dim=-1)
         return Decay(q[:, :, None], k[:, :, None], v, log_alpha), gate
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

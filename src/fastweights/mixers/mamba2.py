@@ -95,7 +95,7 @@ class Mamba2(Mixer):
         u, k, q = xBC.split(self.split, dim=-1)
         v = split_heads(with_room(u), self.heads)
         v = v * delta.to(v.dtype) if self.scaled else v
-        gate = torch.cat([F.silu(gate), u], dim=-1)
+        gate = torch.cat([F.silu(with_room(gate)), u], dim=-1)
         return Decay(self._repeat_groups(q), self._repeat_groups(k), v, log_alpha), gate
 
     def _repeat_groups(self, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 SOFTPLUS_START = 0.75
@@ -85,10 +86,11 @@ class MesaLayer(Mixer):
         q, k, v, beta, gamma = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_gamma
         )
-        q, k = self.conv_q(q, past, silu=True), self.conv_k(k, past, silu=True)
+        q = self.conv_q(with_room(q), past, silu=True)
+        k = self.conv_k(with_room(k), past, silu=True)
         q, k, v = (split_heads(s, self.heads) for s in (q, k, v))
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
-        beta, gamma = beta.sigmoid()[..., None], upcast(gamma)[..., None]
+        beta, gamma = with_room(beta).sigmoid()[..., None], upcast(gamma)[..., None]
         bounded = torch.log1p(-(1 - self.bound) * upcast(beta).square())
         ridge = self.least_ridge + F.softplus(upcast(self.ridge))
         solver = (

@@ -24,6 +24,7 @@ from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Amplified, Decay, Delta, Normalized
 from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -89,7 +90,8 @@ class MesaNetBaseline(Mixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Recurrence, None]:
         q, k, v = project_each(x, self.W_q, self.W_k, self.W_v)
-        heads, gates = (self.conv_q(q, past), self.conv_k(k, past), v), (self.W_gamma, self.W_beta)
-        q, k, v = (split_heads(s, self.heads) for s in heads)
+        q, k = self.conv_q(with_room(q), past), self.conv_k(with_room(k), past)
+        q, k, v = (split_heads(s, self.heads) for s in (q, k, v))
+        gates = (self.W_gamma, self.W_beta)
         gamma, beta = (None if W is None else upcast(W(x))[..., None] for W in gates)
         return RULES[self.rule].record(q, k, v, gamma, beta), None

@@ -22,6 +22,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Delta, ShapeError
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded, Output
 
 
@@ -78,7 +79,8 @@ class MixtureOfMemories(Mixer):
         best = scores.gather(-1, chosen)
         found = torch.zeros_like(scores).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
         given = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True)
-        return F.pad(found, (0, 1), value=1.0).to(logits.dtype), F.pad(given, (0, 1), value=True)
+        found = found.to(with_room(logits).dtype)
+        return F.pad(found, (0, 1), value=1.0), F.pad(given, (0, 1), value=True)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, SiLUGate]:
         layers = (self.W_k, self.W_v, self.W_beta, self.W_alpha)
@@ -90,7 +92,7 @@ class MixtureOfMemories(Mixer):
         q, k, v = (read.convolve(*each).unflatten(-1, (self.heads, -1)) for each in inputs)
         q, k = l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor)
         q = (q * shares[..., None, None]).flatten(2, 3)
-        beta = (beta.sigmoid() * given[..., None]).flatten(2, 3)[..., None]
+        beta = (with_room(beta).sigmoid() * given[..., None]).flatten(2, 3)[..., None]
         log_alpha = self.decay(alpha).masked_fill(~given[..., None, None], 0).flatten(2, 3)
         return Delta(q, k.flatten(2, 3), v.flatten(2, 3), beta, log_alpha), SiLUGate(gate)
 

@@ -22,6 +22,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Preconditioned
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -79,10 +80,12 @@ class PreconditionedKDA(Mixer):
         q, k, v, beta, rate, gamma = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_rho, self.W_gamma
         )
-        q = l2_normalize(split_heads(self.conv_q(q, past, silu=True), self.heads), self.floor)
-        k = l2_normalize(split_heads(self.conv_k(k, past, silu=True), self.heads), self.floor)
+        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
+        q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
         v = split_heads(self.conv_v(v, past, silu=True), self.heads)
-        beta, rate = self.largest * beta.sigmoid()[..., None], rate.sigmoid()[..., None]
+        beta, rate = (with_room(s).sigmoid()[..., None] for s in (beta, rate))
+        beta = self.largest * beta
         decay, center = self.decay(self.W_alpha(x)), self.center[None, None, :, None]
         curvature = (rate, self.fade(gamma), center)
         rule = Preconditioned(q * self.scale, k, v, beta, decay, *curvature, self.spread)
