@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,3 +81,17 @@ def test_other_dtypes_are_left_to_theirs(
         torch.manual_seed(1)
         module = _build(kind).to(dtype)
         assert torch.equal(ours(module, *streams), vars(kind)[method](module, *streams))
+
+
+def test_a_gated_norm_without_groups_is_known() -> None:
+    """As transformers 5.16 and 5.17 have them."""
+
+    def norm(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        x = hidden_states if gate is None else hidden_states * nn.functional.silu(gate)
+        size = x.square().mean(-1, keepdim=True) + self.variance_epsilon
+        return self.weight * x * size.rsqrt()
+
+    (ours,) = (norm for norm in NORMS if norm.name == "BambaRMSNormGated.forward")
+    assert ours.disagreement(norm) is None
+    module, x = SimpleNamespace(weight=torch.rand(12), variance_epsilon=1e-6), torch.randn(3, 12)
+    torch.testing.assert_close(ours.compute(module, x, x), norm(module, x, x))

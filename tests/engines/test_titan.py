@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import shutil
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.checkpoint import save
 from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights import PRESETS, FastWeightsForCausalLM
-from fastweights.engines.titan.export import export
+from fastweights.engines.titan.export import IndexUnpickler, export
 from fastweights.engines.titan.flavours import find_config, flavours
 from fastweights.engines.titan.names import PREFIX, from_folder_names, to_folder_names
 from fastweights.engines.titan.operations import training_operations
@@ -108,6 +109,12 @@ def test_a_checkpoint_becomes_a_folder(tmp_path: Path, tied: bool) -> None:
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     with pytest.raises(ValueError, match="exists already"):
         export(step, str(model), model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_are_read_as_any_python_writes_them(module: str) -> None:
+    index = io.BytesIO(f"c{module}\nPosixPath\n.".encode())
+    assert IndexUnpickler(index).load() is PosixPath
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -195,7 +195,7 @@ def _half_lives(profile: Profile) -> ReportFigure | None:
     heads = max(life.shape[1] for life in lives)
     table = np.full((heads, len(profile.layers)), np.nan)
     for (number, _), life in zip(linear, lives, strict=True):
-        table[: life.shape[1], number] = life.transpose(0, 1).flatten(1).median(1).values
+        table[: life.shape[1], number] = life.transpose(0, 1).flatten(1).median(1).values.numpy()
     image = axes[0, 1].imshow(table, aspect="auto", cmap="viridis", norm="log")
     axes[0, 1].grid(visible=False)
     axes[0, 1].set_xticks([number for number, _ in linear])
@@ -440,7 +440,13 @@ def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
     )
     below, above = quantiles[:, 1] - quantiles[:, 0], quantiles[:, 2] - quantiles[:, 1]
     axes.errorbar(
-        numbers, quantiles[:, 1], (below, above), fmt="o", color=PALETTE[0], capsize=3, markersize=5
+        numbers,
+        quantiles[:, 1],
+        (below.tolist(), above.tolist()),
+        fmt="o",
+        color=PALETTE[0],
+        capsize=3,
+        markersize=5,
     )
     axes.set_xticks(numbers)
 

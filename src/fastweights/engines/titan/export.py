@@ -34,6 +34,7 @@ INDEX = ".metadata"
 """The file by which a folder is a checkpoint of torchtitan in the midst of training."""
 RECORDS = {
     "pathlib": {"PosixPath", "WindowsPath"},
+    "pathlib._local": {"PosixPath", "WindowsPath"},  # as Python 3.13 names them
     "torch": {"Size"} | {str(d)[6:] for d in vars(torch).values() if isinstance(d, torch.dtype)},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.distributed.checkpoint.metadata": {
@@ -61,7 +62,7 @@ class IndexUnpickler(pickle.Unpickler):
                 f"the checkpoint's index names {module_name}.{global_name}, which no checkpoint of"
                 " torchtitan does; it is not read"
             )
-        return super().find_class(module_name, global_name)
+        return super().find_class(module_name.removesuffix("._local"), global_name)
 
 
 class IndexedReader(FileSystemReader):

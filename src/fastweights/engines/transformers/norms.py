@@ -79,13 +79,16 @@ def normalize_bare(self: Any, x: Tensor) -> Tensor:
 
 
 def normalize_gated(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-    """``[… d]`` of a class in `GATED_BEFORE`, whose groups have `group_size` channels each."""
+    """``[… d]`` of a class in `GATED_BEFORE`, whose groups have `group_size` channels each, or are
+    one in versions that know none.
+    """
     if not all_float32(hidden_states, self.weight, gate):
         return NotImplemented
     x = hidden_states if gate is None else hidden_states * F.silu(gate)
-    if self.group_size == x.shape[-1]:
+    size = getattr(self, "group_size", x.shape[-1])
+    if size == x.shape[-1]:
         return rms_normalize(x, self.weight, self.variance_epsilon)
-    groups = rms_normalize(x.unflatten(-1, (-1, self.group_size)), None, self.variance_epsilon)
+    groups = rms_normalize(x.unflatten(-1, (-1, size)), None, self.variance_epsilon)
     return self.weight * groups.flatten(-2)
 
 
@@ -118,9 +121,10 @@ def plain_calls() -> Iterator[Call]:
 
 
 def _before_calls() -> Iterator[Call]:
-    for width in (12, 4):
-        for gate in (torch.randn(2, 3, 12), None):
-            yield Call((_module(group_size=width), torch.randn(2, 3, 12), gate))
+    for gate in (torch.randn(2, 3, 12), None):
+        yield Call((_module(group_size=12), torch.randn(2, 3, 12), gate))
+        grouped = (_module(group_size=4), torch.randn(2, 3, 12), gate)
+        yield Call(grouped, reads="group_size")
 
 
 def _behind_calls(activation: str) -> Iterator[Call]:
