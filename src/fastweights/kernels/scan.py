@@ -103,7 +103,8 @@ class _ScanBlock(NamedTuple):
 
 def _by_chunks(*arguments: Any) -> tuple[Tensor, Tensor]:
     _, *streams, state = arguments
-    record = Decay(*(None if s is None else s.to(state.dtype) for s in streams))
+    wide: list[Any] = [None if s is None else s.to(state.dtype) for s in streams]
+    record = Decay(*wide)
     o, last = chunk_loop(record, state.permute(0, 3, 1, 2))
     assert isinstance(last, Tensor)
     return o.mT, last.permute(0, 2, 3, 1)

@@ -44,6 +44,8 @@ class TTTLinear(Mixer):
         eps: of the norms
     """
 
+    norm: CenteredNorm
+
     def __init__(
         self, d: int, heads: int = 4, minibatch: Count = 16, rate: Positive = 1.0,
         conv: CountOrZero = 4, gated: bool = True, eps: Positive = 1e-6,

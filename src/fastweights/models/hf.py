@@ -159,7 +159,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                     self._shrink(writer)
             case nn.Module(reset_parameters=reset):
                 with _preserve_checkpoint_values(module):
-                    reset()
+                    reset()  # pyright: ignore[reportCallIssue]
 
     def _shrink(self, projection: nn.Module) -> None:
         std, layers = self.config.initializer_range, self.config.num_hidden_layers

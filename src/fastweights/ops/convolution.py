@@ -112,7 +112,7 @@ def _sum_taps(tail: Tensor, x: Tensor, taps: Tensor, document: Tensor | None) ->
 
 def convolve_by_triton(convolution: Convolution) -> tuple[Tensor, Tensor]:
     """All tokens by kernels/triton."""
-    *streams, silu = convolution
+    streams, silu = convolution[:-1], convolution.silu
     if triton.is_token_alone(streams):
         return triton.convolve_token(silu, streams)
     y, following = TRITON_CONVOLUTION(triton.Settings(silu), *streams)

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as _C
+from torch._C import _functorch as _C  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
 Outputs = Tensor | tuple[Tensor, ...]
-Definition = Callable[..., Outputs]
-"""A function of torch's own differentiable operations."""
+Definition = Callable[..., Any]
+"""A function of torch's own differentiable operations, whose outputs are tensors."""
 
 
 def transform_here() -> str | None:

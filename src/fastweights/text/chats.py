@@ -226,7 +226,7 @@ class _Template:
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **self.options},
         )
-        return [(start, end) for start, end in spans if start < end]
+        return [(int(start), int(end)) for start, end in spans if start < end]
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages, with the parts of their contents joined unless the template takes parts."""

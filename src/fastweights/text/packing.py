@@ -189,7 +189,7 @@ def _frame(
 def _length_at(tokens: np.ndarray, ids: Sequence[int], special: Set[int]) -> int:
     """How many tokens at the beginning are these special ones, with which others are to stand."""
     there = len(tokens) > len(ids) and tokens[: len(ids)].tolist() == list(ids)
-    return len(ids) if there and special.issuperset(ids) else 0
+    return len(ids) if there and special >= set(ids) else 0
 
 
 def _runs(tokens: np.ndarray, response: np.ndarray) -> Iterator[Run]:

@@ -220,7 +220,8 @@ def require_embeddings(tokenizer: PreTrainedTokenizerBase, rows: int, source: st
     Raises:
         DataError: If it does not.
     """
-    padding = {tokenizer.pad_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    pad, begin, end = (getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos"))
+    padding = {pad} - {begin, end}
     last = max({*tokenizer.get_vocab().values()} - padding, default=-1)
     if last >= rows:
         raise DataError(

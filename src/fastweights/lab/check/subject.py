@@ -102,7 +102,9 @@ class Subject:
             cpu = self.device.type == "cpu"
             chosen = TrainingArguments(folder, report_to=[], use_cpu=cpu, **settings)
             trainer = Trainer(self.model, chosen)
-            return trainer.compute_loss(self.model, {"input_ids": ids, "labels": ids.clone()})
+            loss = trainer.compute_loss(self.model, {"input_ids": ids, "labels": ids.clone()})
+        assert isinstance(loss, Tensor)
+        return loss
 
     def gradients(self, ids: Tensor, weights: Tensor, **given: Any) -> dict[str, Tensor]:
         """Of the mean of all logits times `weights` ``[b t 1]``, by parameter."""

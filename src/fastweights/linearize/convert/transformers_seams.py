@@ -33,7 +33,10 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import (
+    CONFIG_MAPPING,
+    CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import import_utils
 
