@@ -44,8 +44,6 @@ class TTTLinear(Mixer):
         eps: of the norms
     """
 
-    norm: CenteredNorm
-
     def __init__(
         self, d: int, heads: int = 4, minibatch: Count = 16, rate: Positive = 1.0,
         conv: CountOrZero = 4, gated: bool = True, eps: Positive = 1e-6,
@@ -107,7 +105,9 @@ class TTTLinear(Mixer):
         return record, gate
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Any) -> Embedded:
-        y = self.norm(o.flatten(-2).to(self.norm.weight.dtype))
+        weight = self.norm.weight
+        assert isinstance(weight, Tensor)
+        y = self.norm(o.flatten(-2).to(weight.dtype))
         return self.W_o(y if gate is None else y * gate)
 
 
