@@ -25,6 +25,7 @@ from fastweights.engines.aoti import export_programs, write_package
 from fastweights.engines.aoti.write import require_equal
 from fastweights.engines.exported.chunks import Chunks
 from fastweights.engines.exported.errors import ExportError
+from fastweights.engines.exported.pairs import unguarded
 from fastweights.engines.exported.program import Program
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.methods import use_method
@@ -60,7 +61,7 @@ def test_graphs_are_the_model(name: str) -> None:
     model, ids = tiny(name, num_hidden_layers=1), tokens(3, 140)
     with torch.no_grad():
         wanted = model(input_ids=ids).logits
-    programs = {key: p.module(check_guards=False) for key, p in export_programs(model).items()}
+    programs = {key: unguarded(p) for key, p in export_programs(model).items()}
     for prompt in (138, 2):
         found = read(programs, ids, prompt)
         torch.testing.assert_close(found, wanted[:, : prompt + 2], rtol=1e-8, atol=1e-8)

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from fastweights.engines.exported.chunks import Chunks, Step
 from fastweights.engines.exported.comparison import Call, Comparison
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
-from fastweights.engines.exported.pairs import is_complex
+from fastweights.engines.exported.pairs import is_complex, unguarded
 from fastweights.engines.exported.program import Program, Start
 from fastweights.methods import Method
 from fastweights.models import FastWeightsForCausalLM
@@ -148,7 +148,7 @@ def _compile(program: ExportedProgram, description: str, folder: Path) -> Any:
     assert program.example_inputs is not None
     inputs, _ = program.example_inputs
     try:
-        module = program.module(check_guards=False)
+        module = unguarded(program)
         return torch._inductor.aot_compile(module, inputs, options=options)  # type: ignore[arg-type]
     except Exception as error:
         raise ExportError(f"torch does not compile this model: {reason_of(error)}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from operator import getitem
 from typing import Any
 
@@ -17,6 +18,12 @@ from torch.utils import _pytree as pytree
 aten = torch.ops.aten
 
 
+def unguarded(program: ExportedProgram) -> nn.Module:
+    """The module of a traced program, without checks of its inputs, which torch 2.8 has none of."""
+    guarded = "check_guards" in signature(program.module).parameters
+    return program.module(check_guards=False) if guarded else program.module()
+
+
 class InPairs(nn.Module):
     """A traced program without complex numbers inside: it takes and returns what the program does,
     which is real.
@@ -24,7 +31,7 @@ class InPairs(nn.Module):
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
-        self.traced = program.module(check_guards=False)
+        self.traced = unguarded(program)
 
     def forward(self, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         for state in past:  # of as many sequences, which the traced program only asked of itself

@@ -76,7 +76,6 @@ def test_spills_are_seen() -> None:
     assert kernel.spill_stores > 0
     assert kernel.spill_loads > 0
     assert kernel.mix["STL"] > 0
-    assert kernel.registers == 255
 
 
 def test_a_transposed_product_is_seen() -> None:
