@@ -133,7 +133,8 @@ def test_loads_bit_for_bit(layers: str, dtype: torch.dtype, tmp_path: Path) -> N
     assert type(loaded) is FastWeightsForCausalLM
     saved = model.state_dict()
     assert all(
-        torch.equal(saved.pop(name).to(dtype), value) for name, value in loaded.state_dict().items()
+        torch.equal(saved.pop(name).to(value.dtype), value)
+        for name, value in loaded.state_dict().items()
     )
     assert not saved
     logits = loaded(tokens(2, 5)).logits

@@ -169,7 +169,7 @@ LAWS = (
     ),
     Law(
         "label smoothing",
-        "transformers' Trainer smooths the labels of the next token, not of the same one.",
+        "Trainer of transformers smooths the labels of the next token, not of the same one.",
         _ones(2, 9),
         questions.smooth_labels,
     ),

@@ -22,6 +22,8 @@ from fastweights.text.packing import encode_documents, framing_of_stream, gather
 
 NEW = 6
 """Tokens that are generated."""
+ROUNDING = 1e-6
+"""Of Trainer, which sums in float32 whatever the model is."""
 _WORDS = ("Hedge", "Igloo", "Jacket", "Camel", "Lamp", "Moon", "Fog", "Oven", "Peach", "Quilt")
 # none is a part of another, nor of what templates write
 
@@ -280,7 +282,8 @@ def smooth_labels(subject: Subject, example: Example) -> float:
     log_p = subject.logits(ids)[:, :-1].log_softmax(-1)
     right = log_p.gather(-1, ids[:, 1:, None]).mean()
     expected = -(1 - factor) * right - factor * log_p.mean()
-    return apart(subject.trainer_loss(ids, label_smoothing_factor=factor), expected)
+    found = apart(subject.trainer_loss(ids, label_smoothing_factor=factor), expected)
+    return found if found > ROUNDING else 0.0
 
 
 def shift_positions(subject: Subject, example: Example) -> float:
