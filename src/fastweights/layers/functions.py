@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.recurrence.streams import with_room
+
 LARGEST = 40.0
 """The square of e to this power has room in float32."""
 
@@ -54,17 +56,18 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
-    """Divide x by √(|x|² + floor) over the last axis, in float32 or wider.
+    """Divide x by √(|x|² + floor) over the last axis, in float32 where x is of float16.
 
     Without a floor, a norm below 1e-12, or below x's smallest normal number, counts as that, and
     x = 0 stays 0, of no slope. A floor above 0 is for imported weights that were trained with one.
     """
-    wide = upcast(x)
+    wide = with_room(x)
     if floor == 0:
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         least = max(1e-12, torch.finfo(x.dtype).tiny)
         return (wide / F.threshold(norm, 0, math.inf).clamp_min(least)).to(x.dtype)
-    return (wide * (wide.square().sum(-1, keepdim=True) + floor).rsqrt()).to(x.dtype)
+    inverse = (upcast(x).square().sum(-1, keepdim=True) + floor).rsqrt()
+    return (wide * inverse.to(wide.dtype)).to(x.dtype)
 
 
 def bounded_exp(x: Tensor) -> Tensor:
