@@ -51,8 +51,8 @@ class DiagonalSystem(WideParameters):
         nn.init.uniform_(self.log_Delta, math.log(1e-3), math.log(1e-1))
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        A = torch.complex(-bounded_exp(upcast(self.log_A_re)), upcast(self.A_im))
-        return self.hold(A, bounded_exp(upcast(self.log_Delta)))
+        A = torch.complex(-bounded_exp(self.log_A_re), upcast(self.A_im))
+        return self.hold(A, bounded_exp(self.log_Delta))
 
 
 def zero_order(A: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

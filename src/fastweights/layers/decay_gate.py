@@ -32,4 +32,4 @@ class SoftplusDecay(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """log α ``[… h width]`` of x ``[… h·width]``, in float32 or wider."""
         opened = F.softplus(upcast(x) + self.bias).unflatten(-1, (len(self.log_a), -1))
-        return -bounded_exp(upcast(self.log_a))[:, None] * opened
+        return -bounded_exp(self.log_a)[:, None] * opened

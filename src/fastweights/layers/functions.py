@@ -71,12 +71,12 @@ def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """Compute e^x, of x between ±`LARGEST`.
+    """Compute e^x in float32 or wider, of x between ±`LARGEST`.
 
     A decay at the rate e^40 leaves nothing and one at e^-40 everything, in any precision; their
     slopes, which would be 0 · ∞, are 0.
     """
-    return x.clamp(-LARGEST, LARGEST).exp()
+    return upcast(x).clamp(-LARGEST, LARGEST).exp()
 
 
 def complement_root(log_alpha: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class GatedDeltaNet(Mixer):
         k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
         v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
         beta = self.largest * with_room(beta).sigmoid()[..., None]
-        log_alpha = -bounded_exp(upcast(self.log_a)) * F.softplus(upcast(alpha) + self.b_alpha)
+        log_alpha = -bounded_exp(self.log_a) * F.softplus(upcast(alpha) + self.b_alpha)
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))

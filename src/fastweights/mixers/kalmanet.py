@@ -77,7 +77,7 @@ class GatedKalmaNet(Mixer):
         )
         q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
         beta, mix = (with_room(s).clamp(min=LEAST_LOG).sigmoid()[..., None] for s in (beta, mix))
-        log_gamma = -bounded_exp(upcast(self.log_a)) * F.softplus(upcast(gamma))
+        log_gamma = -bounded_exp(self.log_a) * F.softplus(upcast(gamma))
         return Kalman(
             self.scale * q, beta * k, beta * v, log_gamma[..., None], mix, self.ratio, self.solver
         ), SiLUGate(gate)

@@ -95,5 +95,5 @@ class KDA(Mixer):
 
     def _log_decay(self, x: Embedded) -> Tensor:
         z = split_heads(upcast(self.W_alpha(x)) + self.b_alpha, len(self.log_a))
-        a = bounded_exp(upcast(self.log_a))[:, None]
+        a = bounded_exp(self.log_a)[:, None]
         return -a * F.softplus(z) if self.lowest is None else -self.lowest * (a * z).sigmoid()

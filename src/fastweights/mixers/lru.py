@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import Linear, TokenContext, WideParameters, bounded_exp, upcast
+from fastweights.layers import Linear, TokenContext, WideParameters, bounded_exp
 from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -64,9 +64,9 @@ class LRU(WideParameters, Mixer):
         nn.init.normal_(self.D)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Decay, Tensor]:
-        log_alpha = torch.complex(-bounded_exp(upcast(self.nu)), bounded_exp(upcast(self.theta)))
+        log_alpha = torch.complex(-bounded_exp(self.nu), bounded_exp(self.theta))
         one = torch.ones_like(x[:1, :1, :1, None])
-        v = bounded_exp(upcast(self.gamma)) * as_complex_channels(self.W_B(x))
+        v = bounded_exp(self.gamma) * as_complex_channels(self.W_B(x))
         return Decay(one, one, v[..., None], log_alpha[None, None, :, None]), x
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:

@@ -87,7 +87,7 @@ class Mamba(Mixer):
         step, q, k = project_each(x, self.W_Delta_1, self.W_C, self.W_B)
         step, q, k = self.norm_Delta(step), self.norm_C(q), self.norm_B(k)
         delta = F.softplus(upcast(self.W_Delta_2(step)))
-        v, rate = delta.to(x.dtype) * x, bounded_exp(upcast(self.log_A))[None, None]
+        v, rate = delta.to(x.dtype) * x, bounded_exp(self.log_A)[None, None]
         record = Selective(q[:, :, None], k[:, :, None], v[..., None], -delta[..., None], rate)
         return record, torch.cat([gate, x], dim=-1)
 

@@ -89,9 +89,7 @@ class Mamba2(Mixer):
         gate, xBC, delta = project_each(x, self.W_z, self.W_xBC, self.W_Delta)
         xBC = self.conv(xBC, past, self.conv_bias, silu=True)
         delta = F.softplus(upcast(delta))[..., None]
-        log_alpha = (
-            None if self.log_a is None else -delta * bounded_exp(upcast(self.log_a))[:, None]
-        )
+        log_alpha = None if self.log_a is None else -delta * bounded_exp(self.log_a)[:, None]
         u, k, q = xBC.split(self.split, dim=-1)
         v = split_heads(with_room(u), self.heads)
         v = v * delta.to(v.dtype) if self.scaled else v

@@ -81,7 +81,7 @@ class Raven(Mixer):
             x, self.W_q, self.W_k, self.W_v, self.W_r, self.W_alpha
         )
         q, k, v = (F.silu(split_heads(s, self.heads)) for s in (q, k, v))
-        forget = bounded_exp(upcast(self.log_a)) * F.softplus(upcast(alpha))
+        forget = bounded_exp(self.log_a) * F.softplus(upcast(alpha))
         log_alpha = -forget[..., None] * self._route(upcast(split_heads(router, self.heads)))
         q, k = self.norm_q(q), self.norm_k(k)
         return Slots(q, k, v, -torch.expm1(log_alpha), log_alpha), None

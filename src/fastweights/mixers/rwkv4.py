@@ -60,7 +60,7 @@ class RWKV4(Mixer):
             (self.W_v, self.shift_v(x, past)),
             (self.W_r, self.shift_r(x, past)),
         )
-        rate, bonus = (bounded_exp(upcast(s)).view(1, 1, -1, 1) for s in (self.w, self.u))
+        rate, bonus = (bounded_exp(s).view(1, 1, -1, 1) for s in (self.w, self.u))
         one = torch.ones_like(x[:1, :1, :1, None])
         rule = Bonus(one, one, v[..., None], -rate, bonus)
         return Amplified(Normalized(rule), upcast(k)[..., None]), r.sigmoid()

@@ -17,7 +17,6 @@ from fastweights.layers import (
     head_width,
     project_pairs,
     split_heads,
-    upcast,
 )
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
@@ -81,7 +80,7 @@ class RWKV6(Mixer):
     def project(self, x: Embedded, past: TokenContext) -> tuple[Bonus, Tensor]:
         layers = (self.W_r, self.W_alpha_1, self.W_k, self.W_v, self.W_g)
         q, a, k, v, gate = project_pairs(*zip(layers, self._mix(x, past), strict=True))
-        log_alpha = -bounded_exp(upcast(self.W_alpha_2(a.tanh())))
+        log_alpha = -bounded_exp(self.W_alpha_2(a.tanh()))
         q, k, v, log_alpha = (split_heads(s, self.heads) for s in (q, k, v, log_alpha))
         return Bonus(q, k, v, log_alpha, (with_room(q) * self.u * k).sum(-1, keepdim=True)), F.silu(
             gate
