@@ -129,7 +129,7 @@ def test_patched_models_give_what_they_gave(family: str) -> None:
             if part == "tokens":
                 assert torch.equal(ours, theirs)
             else:
-                close(ours, theirs, 3 * FLOAT32 if part == "gradients" else FLOAT32)
+                close(ours, theirs, 5 * FLOAT32 if part == "gradients" else FLOAT32)
 
 
 def wide(module: Any, function: Callable[..., Any]) -> Callable[..., Any]:

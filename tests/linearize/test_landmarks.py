@@ -176,7 +176,7 @@ def test_c_makes_landmarks_features_and_their_scale(monkeypatch, window: int, sh
             read = [model(IDS[:, t : t + 1], past_key_values=cache).logits for t in range(9, 16)]
         found.append([*read, *(part for layer in cache.layers for part in layer.state)])
     for by_c, by_torch in zip(*found, strict=True):
-        assert error(by_c.float(), by_torch.float()) <= SAME
+        assert error(by_c.float(), by_torch.float()) <= 2 * SAME
     assert [source.f for source in sources] == [FeatureMap.LANDMARKS] * (7 * LAYERS)
 
 

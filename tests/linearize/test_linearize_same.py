@@ -87,7 +87,7 @@ def files_of(out: Path) -> dict[str, bytes]:
     }
 
 
-EACH_TIME = ("t2r", "mesa", "softmax layers", "blockwise dropout")
+EACH_TIME = ("mesa", "blockwise dropout")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def learn_in_pieces(model: Any) -> tuple[Tensors, list[Tensor]]:
 
 
 @pytest.mark.parametrize("name", list(MIXERS))
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_checkpointed_blocks_hand_gradients_of_states_on(name: str, reentrant: bool) -> None:
     model = model_of(name).train()

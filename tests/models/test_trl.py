@@ -20,7 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TOKENIZER = Bytes().build([])
 IDS = {name: getattr(TOKENIZER, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-every_kind = pytest.mark.parametrize("kind", ["metala", "hybrid", "linearized"])
+every_kind = pytest.mark.parametrize(
+    "kind", [*(pytest.param(k, marks=pytest.mark.slow) for k in ("metala", "hybrid")), "linearized"]
+)
 
 
 def build(kind: str) -> PreTrainedModel:

@@ -29,7 +29,8 @@ from fastweights.recurrence import (
 )
 from tolerances import assert_close
 
-DTYPES = [torch.float64, torch.float32]
+DTYPES = [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)]
+KERNELS_DTYPES = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_linear = pytest.mark.parametrize("case", LINEAR, ids=str)
 each_real = pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_gradients_agree(case: Case, dtype: torch.dtype) -> None:
     check_gradients(case, case.streams(dtype=dtype), case.start(dtype=dtype), dtype, *METHODS)
 
 
-@each_dtype
+@pytest.mark.parametrize("dtype", KERNELS_DTYPES, ids=str)
 @each_case
 def test_every_kernel_agrees(case: Case, dtype: torch.dtype) -> None:
     shape = Shape(t=67)
@@ -153,7 +154,11 @@ def test_any_length(case: Case, t: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("k", "v"), [(1, 1), (1, 4), (4, 1), (2, 7), (8, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [(1, 4), (4, 1), (8, 3), *(pytest.param(*w, marks=pytest.mark.slow) for w in ((1, 1), (2, 7)))],
+    ids=str,
+)
 @each_case
 def test_any_widths(case: Case, k: int, v: int) -> None:
     shape = Shape(b=1, t=11, k=k, v=v)
@@ -162,6 +167,7 @@ def test_any_widths(case: Case, k: int, v: int) -> None:
     check_gradients(case, streams, state, torch.float64, Chunkwise(4), Auto())
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(
     st.builds(Shape, *(st.integers(1, top) for top in (3, 24, 4, 6, 6))),
