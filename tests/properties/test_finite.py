@@ -14,9 +14,11 @@ from torch import Generator, Tensor, nn
 from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
+from families import VOCABULARY, student
 from fastweights import MIXERS
 from fastweights.importers import import_model
 from fastweights.layers import Linear
+from fastweights.linearize import LinearAttentionConfig
 from fastweights.mixers import make
 from fastweights.mixers.rglru import RGLRU
 from tolerances import TOLERANCE
@@ -193,6 +195,44 @@ def test_a_mixer_is_finite_and_as_exact_as_its_dtype(name: str, dtype: torch.dty
             want, near = ({n: r[0][n] for n in rows} for r in each[1:])
             found += [f"steps: {c}" for c in complain(rows, want, near, dtype, close)]
     assert not found, "\n".join(found)
+
+
+STUDENTS = {
+    "lolcats": LinearAttentionConfig(window=4),
+    "landmarks": LinearAttentionConfig("landmarks", 8, 4),
+    "gla-sinks": LinearAttentionConfig(rule="gla", window=3, sinks=2),
+    "kda": LinearAttentionConfig(rule="kda", window=4),
+}
+
+
+def read_loudly(model: Any, factor: float) -> tuple[Tensor, Tensor]:
+    """(logits, all gradients) of texts with padding before, within and instead of them, and with a
+    zero among embeddings that are `factor` times what they were.
+    """
+    ids = torch.randint(3, VOCABULARY, (4, 15), generator=Generator().manual_seed(2))
+    keep = torch.ones_like(ids)
+    keep[0, :5], keep[1], keep[2, 7] = 0, 0, 0
+    x = model.get_input_embeddings()(ids).detach() * factor
+    x[3, 4] = 0
+    y = model(inputs_embeds=x.requires_grad_(), attention_mask=keep).logits
+    y = y.masked_fill(keep[..., None] == 0, 0)
+    direction = torch.randn(y.shape, generator=Generator().manual_seed(3))
+    (y * direction.to(y)).sum().backward()
+    grads = [x.grad, *(p.grad for p in model.parameters())]
+    return y.detach().double(), torch.cat([g.flatten().double() for g in grads if g is not None])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("factor", [1, 1000])
+@pytest.mark.parametrize("analog", STUDENTS.values(), ids=list(STUDENTS))
+def test_a_linearized_model_is_finite(
+    analog: LinearAttentionConfig, factor: float, dtype: torch.dtype
+) -> None:
+    model = student(analog=analog).requires_grad_(True).to(dtype)
+    exact = read_loudly(deepcopy(model).double(), factor)
+    for got, want in zip(read_loudly(model, factor), exact, strict=True):
+        assert (got - want).norm() <= 6 * TOLERANCE[dtype] * want.norm()
 
 
 @pytest.mark.parametrize("name", ["dss", "h3", "hyena", "lru", "s4", "s4d"])
