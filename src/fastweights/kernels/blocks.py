@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -215,6 +214,7 @@ class BlockedFunction(torch.autograd.Function):
 
 
 def evaluate_in_blocks(
+    rule: RuleOf,
     recurrence: Decay | Delta | DPLR,
     streams: tuple[Tensor | None, ...],
     state: Tensor,
@@ -227,7 +227,4 @@ def evaluate_in_blocks(
     length = largest_safe_chunk(recurrence.log_decay)
     chunks_of, length = (factored, length) if length else (anchored, ANCHORED_CHUNK)
     plan = BlockPlan.of(length, b * h, t)
-    rule = type(recurrence)
-    if isinstance(recurrence, DPLR):
-        rule = partial(DPLR, before=recurrence.before)
     return BlockedFunction.apply(chunks_of, plan, rule, *spelled_out, state)  # type: ignore[return-value]

@@ -393,7 +393,7 @@ def chunkwise_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     r = recurrence
     streams = (r.q, r.k, r.v, r.beta, r.log_decay)
     kinds = (partial(_delta_chunks, _Factored.of), partial(_delta_chunks, _Anchored.of))
-    o, state = evaluate_in_blocks(recurrence, streams, state, *kinds)
+    o, state = evaluate_in_blocks(Delta, recurrence, streams, state, *kinds)
     return o.to(recurrence.output), state
 
 
@@ -402,7 +402,8 @@ def chunkwise_dplr(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
     r = recurrence
     streams = (r.q, r.w, r.v, r.a, r.b, r.log_decay)
     kinds = (partial(_dplr_chunks, of, r.before) for of in (_Factored.of, _Anchored.of))
-    o, state = evaluate_in_blocks(recurrence, streams, state, *kinds)
+    rule = partial(DPLR, before=r.before)
+    o, state = evaluate_in_blocks(rule, recurrence, streams, state, *kinds)
     return o.to(recurrence.output), state
 
 

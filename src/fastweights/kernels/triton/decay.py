@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -82,8 +82,7 @@ def compute_normalized(record: Normalized, state: Tensor) -> tuple[Tensor, Tenso
     """(o, final state), from the inner record with its column of ones in the dtype of its values:
     half-precision streams are multiplied as such.
     """
-    inner = record.inner
-    assert isinstance(inner, Decay)
+    inner = cast(Decay, record.inner)
     o, final = compute_decay(inner.with_values(with_ones(inner.v)), state)
     return record.divide_output((o.float(), final))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastweights.kernels.composed import compute_with_normaliser
+from fastweights.kernels.composed import compute_composed
 from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.kernels.triton.decay import expand_streams
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
@@ -48,7 +48,7 @@ def advance(record: Decay | Delta | Bonus, before: Tensor) -> tuple[Tensor, Tens
     width = min(next_power(values), max(8, TILE // height))
     together = min(next_power(h), max(1, TILE // (height * width)))
     groups, o, after = ceiling(h, together), _empty_output(record), place_of_next(before)
-    skip = "bonus" if isinstance(record, Bonus) else "skip"
+    skip = "bonus" if "bonus" in record.streams else "skip"
     launch(
         device.advance,
         (b * groups, ceiling(values, width)),
@@ -62,7 +62,7 @@ def advance(record: Decay | Delta | Bonus, before: Tensor) -> tuple[Tensor, Tens
         values,
         _width(record, "log_decay") == keys,
         _width(record, skip) == values,
-        isinstance(record, Bonus),
+        skip == "bonus",
         together,
         height,
         width,
@@ -135,5 +135,5 @@ STEPS = [
     Kernel("delta, one token (Triton)", Delta, advance, refuses, DEVICES, True),
     Kernel("bonus, one token (Triton)", Bonus, advance, refuses, DEVICES, True),
     Kernel("mesa, one token (Triton)", Mesa, advance_mesa, refuses_mesa, DEVICES, True),
-    Kernel("normalised, one token (Triton)", Normalized, compute_with_normaliser, refuses, DEVICES),
+    Kernel("normalised, one token (Triton)", Normalized, compute_composed, refuses, DEVICES),
 ]
