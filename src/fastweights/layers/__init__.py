@@ -3,7 +3,7 @@
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import LayerStream, TokenContext
 from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift, TokenShifts
-from fastweights.layers.decay_gate import SoftplusDecay
+from fastweights.layers.decay_gate import SoftplusDecay, init_softplus_decay, softplus_decay
 from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
     LARGEST,
@@ -81,6 +81,7 @@ __all__ = [
     "factorized",
     "head_numbers",
     "head_width",
+    "init_softplus_decay",
     "init_steps",
     "l2_normalize",
     "log_gate",
@@ -88,6 +89,7 @@ __all__ = [
     "project_pairs",
     "require_fraction",
     "rotary",
+    "softplus_decay",
     "softplus_power",
     "split_heads",
     "upcast",

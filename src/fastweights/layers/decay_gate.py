@@ -9,6 +9,19 @@ from torch.nn import functional as F
 from fastweights.layers.functions import bounded_exp, init_steps, upcast
 
 
+def softplus_decay(x: Tensor, log_a: Tensor, bias: Tensor) -> Tensor:
+    """log α = -a softplus(x + b) ``[… h width]`` of x ``[… h·width]``, in float32 or wider."""
+    opened = F.softplus(upcast(x) + bias).unflatten(-1, (len(log_a), -1))
+    return -bounded_exp(log_a)[:, None] * opened
+
+
+def init_softplus_decay(log_a: Tensor, bias: Tensor, largest: float = 16) -> None:
+    """a uniform in [1, largest]; softplus(b) log-uniform in [0.001, 0.1], as in Mamba-2."""
+    init_steps(bias)
+    with torch.no_grad():
+        nn.init.uniform_(log_a, 1, largest).log_()
+
+
 class SoftplusDecay(nn.Module):
     """log α = -a softplus(x + b), a > 0: the decay of Mamba-2, of gated DeltaNet and of KDA.
 
@@ -24,12 +37,9 @@ class SoftplusDecay(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """a uniform in [1, 16]; softplus(b) log-uniform in [0.001, 0.1], as in Mamba-2."""
-        init_steps(self.bias)
-        with torch.no_grad():
-            nn.init.uniform_(self.log_a, 1, 16).log_()
+        """As `init_softplus_decay` says."""
+        init_softplus_decay(self.log_a, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """log α ``[… h width]`` of x ``[… h·width]``, in float32 or wider."""
-        opened = F.softplus(upcast(x) + self.bias).unflatten(-1, (len(self.log_a), -1))
-        return -bounded_exp(self.log_a)[:, None] * opened
+        return softplus_decay(x, self.log_a, self.bias)
