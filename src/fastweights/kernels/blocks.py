@@ -130,7 +130,7 @@ def state_gradient_of_middle(
     return ((dbefore * before).sum(-1) + (dafter * after).sum(-1)).unsqueeze(-2)
 
 
-class Chunks(Protocol):
+class BlockChunks(Protocol):
     """The chunks of one time block under one rule: what `BlockedFunction` asks of it."""
 
     def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ class Chunks(Protocol):
         ...
 
 
-ChunksOf = Callable[..., Chunks]
+ChunksOf = Callable[..., BlockChunks]
 """Of a plan, a dtype, and the streams ``[b t h ·]`` of a block in the order of their rule."""
 
 RuleOf = Callable[..., Decay | Delta | DPLR]

@@ -19,7 +19,7 @@ from fastweights.recurrence.streams import State
 
 
 @dataclass(frozen=True)
-class Chunks(Method):
+class LoopedChunks(Method):
     """Every chunk by `Recurrence.chunk`, in one loop over chunks that torch.export keeps as a loop.
 
     Behind the last token, the last chunk is filled with identity steps. Windows are full from the

@@ -25,7 +25,7 @@ from fastweights.engines.transformers.norms import NORMS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
 from fastweights.engines.transformers.places import (
     MODELS,
-    Place,
+    FunctionPlace,
     family_of,
     find_place,
     is_modelling_file,
@@ -40,7 +40,7 @@ BETWEEN = ("fastweights", "transformers", "importlib", "_frozen_importlib")
 SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS, *NORMS)
 
 
-LINEAR = Place(nn.Linear.__module__, nn.Linear, "forward", "torch.nn.Linear.forward")
+LINEAR = FunctionPlace(nn.Linear.__module__, nn.Linear, "forward", "torch.nn.Linear.forward")
 
 
 class Patch:
@@ -54,7 +54,7 @@ class Patch:
         """Of the modelling files of these names; None for all."""
         self.left: dict[str, str] = {}
         self._files, self._switch = files, Switch()
-        self._before: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._before: dict[FunctionPlace, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._finder = _Finder(self.visit)
         _active.append(self)
 
@@ -118,7 +118,7 @@ class Patch:
         """Visit every modelling file that is imported from now on."""
         sys.meta_path.insert(0, self._finder)
 
-    def _agrees(self, place: Place, substitute: Substitute) -> bool:
+    def _agrees(self, place: FunctionPlace, substitute: Substitute) -> bool:
         """Whether ours gives what theirs gives, and was put in its place."""
         theirs = place.function
         with fresh_settings():
@@ -147,7 +147,7 @@ class Patch:
         if self._before and not hasattr(LINEAR.function, MARK):
             self._put(LINEAR, multiply_covered(LINEAR.function))
 
-    def _put(self, place: Place, ours: Callable[..., Any]) -> None:
+    def _put(self, place: FunctionPlace, ours: Callable[..., Any]) -> None:
         self._before[place] = place.function, ours
         place.put(ours)
         forget_continuations()
@@ -229,7 +229,7 @@ def _import_family(model_type: str) -> str:
     return name
 
 
-def _find_entries(module: ModuleType) -> Iterator[Place]:
+def _find_entries(module: ModuleType) -> Iterator[FunctionPlace]:
     """The forwards of a modelling file that take a batch of texts."""
     for name, entry in list(vars(module).items()):
         is_model = isinstance(entry, type) and issubclass(entry, PreTrainedModel)
@@ -237,7 +237,7 @@ def _find_entries(module: ModuleType) -> Iterator[Place]:
             continue
         if "input_ids" in inspect.signature(entry.forward).parameters:
             place = f"{family_of(module)}.{name}.forward"
-            yield Place(module.__name__, entry, "forward", place)
+            yield FunctionPlace(module.__name__, entry, "forward", place)
 
 
 class _Finder:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.launch import launch
-from fastweights.kernels.triton.streams import Stream
+from fastweights.kernels.triton.streams import Strided
 from fastweights.kernels.triton.tiling import next_power
 
 HOPPER = 90
@@ -173,7 +173,7 @@ def chunk_states(
     from fastweights.kernels.triton.device.decay import states
 
     tiles = state_tiles(chunks)
-    streams = Stream.or_none(k), Stream.of(v), Stream.or_none(log_decay)
+    streams = Strided.or_none(k), Strided.of(v), Strided.or_none(log_decay)
     found = v.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
 
     def walk(start: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
@@ -297,9 +297,9 @@ def chunk_scores(
         launch(
             kernel,
             (chunks.count,),
-            Stream.of(rows),
-            Stream.or_none(k),
-            Stream.or_none(log_decay),
+            Strided.of(rows),
+            Strided.or_none(k),
+            Strided.or_none(log_decay),
             found,
             steep,
             chunks.time,
@@ -340,13 +340,13 @@ def chunk_outputs(
     launch(
         outputs,
         (chunks.count * -(-chunks.values // tiles.values),),
-        Stream.of(rows),
-        Stream.or_none(k),
-        Stream.of(v),
-        Stream.or_none(log_decay),
+        Strided.of(rows),
+        Strided.or_none(k),
+        Strided.of(v),
+        Strided.or_none(log_decay),
         scores,
         states,
-        Stream.of(o),
+        Strided.of(o),
         chunks.time,
         chunks.heads,
         chunks.keys,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chunks import block_of
 from fastweights.kernels.triton.launch import launch, refuse_layer
-from fastweights.kernels.triton.operator import Result, Streams
+from fastweights.kernels.triton.operator import OperatorResult, Streams
 from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.streams import Strided, side_by_side
 from fastweights.kernels.triton.tiling import ceiling, next_power
 
 MOST_TAPS = 16
@@ -21,7 +21,7 @@ TILES = 8
 """Tiles of ROWS tokens whose share of the taps' gradient one program sums."""
 
 
-class Settings(NamedTuple):
+class ConvolutionSettings(NamedTuple):
     """Attributes:
     silu: whether SiLU follows
     """
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     silu: bool
 
 
-class _Problem(NamedTuple):
+class _ConvolutionProblem(NamedTuple):
     """The streams ``[b t 1 d]`` as kernels read them."""
 
     tail: Tensor
@@ -39,7 +39,7 @@ class _Problem(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def of(cls, streams: Streams) -> _Problem:
+    def of(cls, streams: Streams) -> _ConvolutionProblem:
         tail, x, taps, document, bias = streams
         assert tail is not None
         assert x is not None
@@ -79,14 +79,14 @@ def convolve_token(silu: bool, streams: Streams) -> tuple[Tensor, Tensor]:
     """(y ``[b 1 d]``, the next tail ``[b n d]``) of a token alone."""
     from fastweights.kernels.triton.device import convolution as device
 
-    problem = _Problem.of(streams)
+    problem = _ConvolutionProblem.of(streams)
     tail, x, taps, _, bias = problem
     (b, _, _, width), columns = x.shape, problem.columns
     y, following = problem.empty(x, problem.dtype), place_of_next(tail)
     launch(
         device.convolve_token,
         (b, ceiling(width, columns)),
-        *(Stream.of(s) for s in (y, following, tail, x)),
+        *(Strided.of(s) for s in (y, following, tail, x)),
         taps,
         bias,
         width,
@@ -98,19 +98,23 @@ def convolve_token(silu: bool, streams: Streams) -> tuple[Tensor, Tensor]:
     return y.squeeze(2), following.squeeze(2)
 
 
-def forward(settings: Settings, streams: Streams, _keep: bool) -> Result:
+def forward(settings: ConvolutionSettings, streams: Streams, _keep: bool) -> OperatorResult:
     """(y ``[b t d]``, the next tail ``[b n d]``)"""
-    problem = _Problem.of(streams)
+    problem = _ConvolutionProblem.of(streams)
     y, following = (
         problem.empty(problem.x, problem.dtype),
         problem.empty(problem.tail, problem.tail.dtype),
     )
     _launch_forward(settings, problem, y, following, None)
-    return Result((y.squeeze(2), following.squeeze(2)))
+    return OperatorResult((y.squeeze(2), following.squeeze(2)))
 
 
 def _launch_forward(
-    settings: Settings, problem: _Problem, y: Tensor, following: Tensor | None, d_y: Tensor | None
+    settings: ConvolutionSettings,
+    problem: _ConvolutionProblem,
+    y: Tensor,
+    following: Tensor | None,
+    d_y: Tensor | None,
 ) -> None:
     """y, or with `d_y` that times the derivative of SiLU."""
     from fastweights.kernels.triton.device import convolution as device
@@ -120,14 +124,14 @@ def _launch_forward(
     launch(
         device.convolve,
         (b * tiles, ceiling(width, problem.columns)),
-        Stream.of(y),
-        Stream.or_none(following if problem.before else None),
-        Stream.or_none(d_y),
-        Stream.of(tail),
-        Stream.of(x),
+        Strided.of(y),
+        Strided.or_none(following if problem.before else None),
+        Strided.or_none(d_y),
+        Strided.of(tail),
+        Strided.of(x),
         taps,
         bias,
-        Stream.or_none(document),
+        Strided.or_none(document),
         length,
         tiles,
         width,
@@ -140,7 +144,7 @@ def _launch_forward(
 
 
 def backward(
-    settings: Settings,
+    settings: ConvolutionSettings,
     streams: Streams,
     _saved: Streams,
     gradients: tuple[Tensor, ...],
@@ -149,7 +153,7 @@ def backward(
     """The gradients of all but the document."""
     from fastweights.kernels.triton.device import convolution as device
 
-    problem = _Problem.of(streams)
+    problem = _ConvolutionProblem.of(streams)
     tail, x, taps, document, bias = problem
     d_y, d_following = (side_by_side(g).unsqueeze(2) for g in gradients)
     d_z = d_y
@@ -166,15 +170,15 @@ def backward(
     launch(
         device.convolve_back,
         (b * programs, ceiling(width, problem.columns)),
-        Stream.or_none(d_tail if problem.before else None),
-        Stream.of(d_x),
+        Strided.or_none(d_tail if problem.before else None),
+        Strided.of(d_x),
         sums,
-        Stream.of(d_z),
-        Stream.or_none(d_following if problem.before else None),
-        Stream.of(tail),
-        Stream.of(x),
+        Strided.of(d_z),
+        Strided.or_none(d_following if problem.before else None),
+        Strided.of(tail),
+        Strided.of(x),
         taps,
-        Stream.or_none(document),
+        Strided.or_none(document),
         length,
         programs,
         width,

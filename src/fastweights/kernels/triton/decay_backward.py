@@ -21,7 +21,7 @@ from fastweights.kernels.triton.chunks import (
 )
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.operator import NoSettings, Streams
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.streams import Strided, side_by_side
 
 
 class ReaderGradients(NamedTuple):
@@ -57,7 +57,7 @@ def state_gradients(
     from fastweights.kernels.triton.device.decay_backward import state_gradients as gradients
 
     tiles = state_tiles(chunks)
-    streams = Stream.of(rows), Stream.or_none(log_decay), Stream.of(d_o)
+    streams = Strided.of(rows), Strided.or_none(log_decay), Strided.of(d_o)
     found = d_o.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
 
     def walk(after: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
@@ -111,13 +111,13 @@ def value_gradients(
     launch(
         gradients,
         (chunks.count * -(-chunks.values // tiles.values),),
-        Stream.of(rows),
-        Stream.or_none(k),
-        Stream.or_none(log_decay),
-        Stream.of(d_o),
+        Strided.of(rows),
+        Strided.or_none(k),
+        Strided.or_none(log_decay),
+        Strided.of(d_o),
         scores,
         d_states,
-        Stream.of(found),
+        Strided.of(found),
         chunks.time,
         chunks.heads,
         chunks.keys,
@@ -177,17 +177,17 @@ def reader_gradients(
         launch(
             kernel,
             (chunks.count * blocks,),
-            Stream.of(rows),
-            Stream.or_none(k),
-            Stream.of(v),
-            Stream.or_none(log_decay),
-            Stream.of(d_o),
+            Strided.of(rows),
+            Strided.or_none(k),
+            Strided.of(v),
+            Strided.or_none(log_decay),
+            Strided.of(d_o),
             states,
             d_states,
-            Stream.or_none(d_rows),
-            Stream.or_none(d_k),
-            Stream.or_none(d_log_decay),
-            Stream.or_none(before.k if before else None),
+            Strided.or_none(d_rows),
+            Strided.or_none(d_k),
+            Strided.or_none(d_log_decay),
+            Strided.or_none(before.k if before else None),
             *more,
             chunks.time,
             chunks.heads,
@@ -202,7 +202,7 @@ def reader_gradients(
         )
 
     if per_channel:
-        more = Stream.or_none(before.log_decay if before else None)
+        more = Strided.or_none(before.log_decay if before else None)
         steep = rows.new_empty(chunks.count * blocks, dtype=torch.int32)
         compute(device.channel_reader_gradients, more, steep)
         compute(device.steep_reader_gradients, more, steep)

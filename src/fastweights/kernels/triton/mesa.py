@@ -21,8 +21,8 @@ from fastweights.kernels.triton.chunks import Chunks, block_of, state_tiles, wal
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, launch
-from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
+from fastweights.kernels.triton.streams import Strided, side_by_side
 from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
@@ -87,9 +87,9 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
             kernel,
             (chunks.sequences * segments * tiles.blocks(chunks),),
             start,
-            Stream.of(system.k),
-            Stream.of(system.beta),
-            Stream.or_none(system.log_decay),
+            Strided.of(system.k),
+            Strided.of(system.beta),
+            Strided.or_none(system.log_decay),
             *kept,
             chunks.time,
             chunks.heads,
@@ -130,13 +130,13 @@ def solve(
     launch(
         conjugate_gradients,
         (chunks.count,),
-        Stream.of(right),
-        Stream.of(system.k),
-        Stream.of(system.beta),
-        Stream.or_none(system.log_decay),
-        Stream.of(system.ridge),
+        Strided.of(right),
+        Strided.of(system.k),
+        Strided.of(system.beta),
+        Strided.or_none(system.log_decay),
+        Strided.of(system.ridge),
         states,
-        Stream.of(x),
+        Strided.of(x),
         steps,
         chunks.time,
         chunks.heads,
@@ -155,7 +155,7 @@ def solve(
     return final
 
 
-def mesa_forward(settings: MesaSettings, streams: Streams, keep: bool) -> Result:
+def mesa_forward(settings: MesaSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(x, H after the last token), of H before the first, q, k, β, log γ or None, and Λ."""
     del keep
     start, q, k, beta, log_decay, ridge = streams
@@ -166,7 +166,7 @@ def mesa_forward(settings: MesaSettings, streams: Streams, keep: bool) -> Result
     assert ridge is not None
     x = torch.empty_like(q, memory_format=torch.contiguous_format)
     final = solve(settings, q, System(start, k, beta, log_decay, ridge), x)
-    return Result((x, final))
+    return OperatorResult((x, final))
 
 
 def mesa_backward(
@@ -220,7 +220,7 @@ def _define(settings: MesaSettings, streams: Streams) -> tuple[Tensor, Any]:
     return x.to(streams[1].dtype), last  # type: ignore[union-attr]
 
 
-MESA = Operator(
+MESA = TritonOperator(
     "mesa",
     settings=MesaSettings,
     streams=("start", "q", "k", "beta", "log_decay", "ridge"),

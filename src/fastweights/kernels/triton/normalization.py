@@ -18,7 +18,7 @@ TILES = 16
 """Tiles whose share of the weight's gradient one program sums."""
 
 
-class Settings(NamedTuple):
+class NormSettings(NamedTuple):
     """Attributes:
     eps: added to the mean square
     center: whether the mean is subtracted
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     silu: bool
 
 
-class _Problem(NamedTuple):
+class _NormProblem(NamedTuple):
     """x and the gate as rows ``[n d]``, and the weight ``[d]``."""
 
     x: Tensor
@@ -38,7 +38,7 @@ class _Problem(NamedTuple):
     gate: Tensor | None
 
     @classmethod
-    def of(cls, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> _Problem:
+    def of(cls, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> _NormProblem:
         weight = None if weight is None else weight.contiguous()
         return cls(_rows(x), weight, None if gate is None else _rows(gate))
 
@@ -72,11 +72,13 @@ def _warps(elements: int) -> int:
     return min(16, max(4, elements // 512))
 
 
-def forward(settings: Settings, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
+def forward(
+    settings: NormSettings, x: Tensor, weight: Tensor | None, gate: Tensor | None
+) -> Tensor:
     """x̂ ⊙ weight ⊙ gate ``[… d]``."""
     from fastweights.kernels.triton.device import normalization as device
 
-    problem = _Problem.of(x, weight, gate)
+    problem = _NormProblem.of(x, weight, gate)
     rows, columns = problem.tile
     y = torch.empty(x.shape, dtype=problem.dtype, device=x.device)
     launch(
@@ -96,7 +98,7 @@ def forward(settings: Settings, x: Tensor, weight: Tensor | None, gate: Tensor |
 
 
 def backward(
-    settings: Settings,
+    settings: NormSettings,
     x: Tensor,
     weight: Tensor | None,
     gate: Tensor | None,
@@ -106,7 +108,7 @@ def backward(
     """The gradients of x, of the weight where it `weighs`, and of the gate."""
     from fastweights.kernels.triton.device import normalization as device
 
-    problem = _Problem.of(x, weight, gate)
+    problem = _NormProblem.of(x, weight, gate)
     d_y, (rows, columns) = _rows(d_y), problem.tile
     programs = ceiling(len(problem.x), rows * TILES)
     d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -10,7 +10,7 @@ from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.kernels.triton.decay import expand_streams
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
 from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import NARROW, Stream
+from fastweights.kernels.triton.streams import NARROW, Strided
 from fastweights.kernels.triton.tiling import ceiling, next_power
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.bonus import Bonus
@@ -55,7 +55,7 @@ def advance(record: Decay | Delta | Bonus, before: Tensor) -> tuple[Tensor, Tens
         o,
         after,
         before.contiguous(),
-        *map(Stream.or_none, expand_streams(record, "q", "k", "v", "log_decay", "beta", skip)),
+        *map(Strided.or_none, expand_streams(record, "q", "k", "v", "log_decay", "beta", skip)),
         h,
         groups,
         keys,
@@ -89,7 +89,7 @@ def advance_mesa(record: Mesa, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple
         gram,
         memory,
         *(s.contiguous() for s in state),
-        *map(Stream.or_none, expand_streams(record, *names)),
+        *map(Strided.or_none, expand_streams(record, *names)),
         h,
         record.solver.max_steps,
         float(record.solver.tol or 0.0),

@@ -11,7 +11,7 @@ NARROW = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of streams that kernels read; they accumulate in float32."""
 
 
-class Stream(NamedTuple):
+class Strided(NamedTuple):
     """A stream ``[b t h ·]`` whose last axis lies side by side in memory.
 
     A kernel takes it as one argument: `data` is its pointer there, the rest are numbers of
@@ -24,12 +24,12 @@ class Stream(NamedTuple):
     head: int
 
     @classmethod
-    def of(cls, x: Tensor) -> Stream:
+    def of(cls, x: Tensor) -> Strided:
         """``[b t h ·]`` as it lies in memory."""
         return cls(x, x.stride(0), x.stride(1), x.stride(2))
 
     @classmethod
-    def or_none(cls, x: Tensor | None) -> Stream | None:
+    def or_none(cls, x: Tensor | None) -> Strided | None:
         """None where there is no stream: kernels are compiled without it."""
         return None if x is None else cls.of(x)
 

@@ -20,7 +20,14 @@ from fastweights.lab.bench.contenders import Phase, Sizes, bind
 from fastweights.lab.bench.mesa_speed import PARTS, SpeedPlan, run_mesa_timing
 from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Budget,
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+)
 from fastweights.methods import evaluate
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.mesa import use_solver
