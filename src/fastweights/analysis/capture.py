@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.mixer import Mixer, Projection
-from fastweights.models.mesa import mesa_layers
+from fastweights.mixers.mesa import mesa_layers
 from fastweights.recurrence import Mesa, Recurrence, Signed
 
 

@@ -1,4 +1,4 @@
-"""The decay that a softplus opens."""
+"""What heads have of their own: decays, weights of levels, and several inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers.functions import bounded_exp, init_steps, upcast
+from fastweights.layers.functions import bounded_exp, init_steps, split_heads, upcast
+from fastweights.layers.linear import Linear
+from fastweights.shapes import Embedded, Levels
 
 
 def softplus_decay(x: Tensor, log_a: Tensor, bias: Tensor) -> Tensor:
@@ -43,3 +45,64 @@ class SoftplusDecay(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """log α ``[… h width]`` of x ``[… h·width]``, in float32 or wider."""
         return softplus_decay(x, self.log_a, self.bias)
+
+
+class LevelWeights(nn.Module):
+    """λ_t^(l) = softplus(c^(l) (x_t W)^(l)), for every head (2506.04761, section 3.4).
+
+    Args:
+        d: Channels of x.
+        heads: Heads h.
+        count: Levels l.
+    """
+
+    def __init__(self, d: int, heads: int, count: int) -> None:
+        super().__init__()
+        self.W = Linear(d, heads * count, bias=False)
+        self.scale = nn.Parameter(torch.empty(heads, count))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Embedded) -> Levels:
+        """λ ``[b t h l]``, in float32 or wider."""
+        return F.softplus(upcast(self.scale) * split_heads(self.W(x), len(self.scale)))
+
+
+class Ranks(nn.Module):
+    """R values of one, v_i = x_i ⊙ v, and one output of R, Σ_i o_i ⊙ y_i ⊙ SiLU(z_i ⊙ gate).
+
+    Of rank 1 nothing is weighted, v and y ⊙ SiLU(gate), and there are no parameters.
+
+    Args:
+        rank: R
+        heads, width: of the values ``[h w]``; the weights x, z and o are ``[R h w]`` each
+    """
+
+    def __init__(self, rank: int, heads: int, width: int) -> None:
+        super().__init__()
+        weights = (nn.Parameter(torch.empty(rank, heads, width)) for _ in range(3))
+        self.x, self.z, self.o = weights if rank > 1 else (None, None, None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """1 for z, and 1/R for x and o, so that the output is the mean of the y_i of v/R."""
+        for weight in (self.x, self.o):
+            if weight is not None:
+                nn.init.constant_(weight, 1 / len(weight))
+        if self.z is not None:
+            nn.init.ones_(self.z)
+
+    def spread(self, v: Tensor) -> Tensor:
+        """The values ``[… R h w]`` of v ``[… h w]``."""
+        return _weigh(v.unsqueeze(-3), self.x)
+
+    def gather(self, y: Tensor, gate: Tensor) -> Tensor:
+        """The output ``[… h w]`` of y ``[… R h w]`` under a gate ``[… h w]``."""
+        gates = F.silu(_weigh(gate.unsqueeze(-3), self.z))
+        return _weigh(y * gates, self.o).sum(-3)
+
+
+def _weigh(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else x * weight

@@ -14,9 +14,8 @@ from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex
 from fastweights.engines.exported.program import TOKENS, DecodingProgram
 from fastweights.engines.exported.states import StateLayout
-from fastweights.engines.onnx.domains import Domain
+from fastweights.engines.onnx.domains import Domain, translations
 from fastweights.engines.onnx.nodes import Nodes, convolution_node
-from fastweights.engines.onnx.translate import translations
 from fastweights.kernels.table import added
 from fastweights.models import FastWeightsForCausalLM
 

@@ -6,12 +6,14 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import product
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
@@ -31,7 +33,6 @@ from fastweights.engines.transformers.places import (
     is_modelling_file,
 )
 from fastweights.engines.transformers.products import cover_layers, multiply_covered, uncover_all
-from fastweights.engines.transformers.settings import fresh_settings
 from fastweights.engines.transformers.substitute import MARK, Substitute, Switch
 from fastweights.models.continuation import forget_continuations
 
@@ -261,3 +262,26 @@ class _Finder:
 
         loader.exec_module = execute_and_visit
         return spec
+
+
+@contextmanager
+def fresh_settings() -> Iterator[None]:
+    """CPU tensors of float32, no autocast, no gradients, and random numbers that are always the
+    same and leave those of the process alone.
+
+    Modelling files are imported wherever a model is first made: under autocast, on the meta device,
+    with bfloat16 as the default.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.device("cpu"),
+            torch.autocast("cpu", enabled=False),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.launch import launch
-from fastweights.kernels.triton.streams import Strided
-from fastweights.kernels.triton.tiling import next_power
+from fastweights.kernels.triton.streams import Strided, next_power
 
 HOPPER = 90
 """The capability from which on products read shared memory."""

@@ -11,9 +11,13 @@ from torch import Tensor
 from fastweights.kernels.triton.chunks import block_of
 from fastweights.kernels.triton.launch import launch, refuse_layer
 from fastweights.kernels.triton.operator import OperatorResult, Streams
-from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import Strided, side_by_side
-from fastweights.kernels.triton.tiling import ceiling, next_power
+from fastweights.kernels.triton.streams import (
+    Strided,
+    ceiling,
+    next_power,
+    place_of_next,
+    side_by_side,
+)
 
 MOST_TAPS = 16
 ROWS = 16

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.triton.launch import launch, refuse_layer
-from fastweights.kernels.triton.streams import side_by_side
-from fastweights.kernels.triton.tiling import ceiling, next_power
+from fastweights.kernels.triton.streams import ceiling, next_power, side_by_side
 
 WIDEST = 8192
 TILE = 2048

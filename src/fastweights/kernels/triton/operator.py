@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.rehearsal import assume_constant_result
 from fastweights.recurrence.derivatives import differentiable_by
 
 Streams = tuple[Tensor | None, ...]

@@ -9,9 +9,7 @@ from fastweights.kernels.composed import compute_composed
 from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.kernels.triton.decay import expand_streams
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
-from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import NARROW, Strided
-from fastweights.kernels.triton.tiling import ceiling, next_power
+from fastweights.kernels.triton.streams import NARROW, Strided, ceiling, next_power, place_of_next
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Normalized

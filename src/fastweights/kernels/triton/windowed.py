@@ -13,8 +13,7 @@ from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import Chip, chip_of
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
 from fastweights.kernels.triton.operator import OperatorResult, Streams, TritonOperator
-from fastweights.kernels.triton.streams import NARROW, Strided, side_by_side
-from fastweights.kernels.triton.tiling import next_power
+from fastweights.kernels.triton.streams import NARROW, Strided, next_power, side_by_side
 from fastweights.kernels.windowed.forward import blockwise_windows
 from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN

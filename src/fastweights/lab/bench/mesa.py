@@ -29,8 +29,8 @@ from fastweights.lab.bench.timing import (
     time_in_turn,
 )
 from fastweights.methods import evaluate
+from fastweights.mixers.mesa import use_solver
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import use_solver
 from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
 from fastweights.text.corpus import Text, read_corpus
 from fastweights.text.tokenizers import ExistingTokenizer

@@ -19,8 +19,8 @@ from fastweights.lab.reproduce.text import TextProbe
 from fastweights.lab.sweep.trainer import TaskStage, train
 from fastweights.methods import evaluate
 from fastweights.mixers import MesaLayer
+from fastweights.mixers.mesa import use_solver
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import use_solver
 from fastweights.recurrence import (
     ConjugateGradient,
     Decay,
