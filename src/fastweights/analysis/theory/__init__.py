@@ -53,12 +53,12 @@ def findings() -> list[TheoryFinding]:
 __all__ = [
     "Approximation",
     "Embedding",
-    "Finding",
     "LeastParameters",
     "MapConstruction",
     "Overwriting",
     "ReversedSigmoid",
     "TaylorSoftmax",
+    "TheoryFinding",
     "approximation",
     "embedding",
     "findings",
