@@ -21,8 +21,8 @@ from fastweights.kernels.triton.chunks import (
     chunk_outputs,
     chunk_scores,
     is_per_channel,
+    launch_chunks,
     output_tiles,
-    product_kind,
     score_tiles,
     state_tiles,
 )
@@ -30,7 +30,7 @@ from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import reader_gradients, value_gradients
 from fastweights.kernels.triton.launch import DEVICES, launch
 from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
-from fastweights.kernels.triton.streams import Strided, side_by_side
+from fastweights.kernels.triton.streams import Strided, side_by_side, strided
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
 
@@ -92,33 +92,11 @@ def solve(s: DeltaStreams, chunks: Chunks) -> Tensor:
     if products is None:
         tiles = output_tiles(chunks)
         products = s.q.new_empty(shape, dtype=torch.float32)
-        launch(
-            device.scores,
-            (chunks.count,),
-            Strided.of(s.e),
-            Strided.of(s.k),
-            Strided.or_none(s.log_decay),
-            products,
-            chunks.time,
-            chunks.heads,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        arguments = (*strided(s.e, s.k, s.log_decay), products)
+        launch_chunks(device.scores, chunks.count, arguments, chunks, tiles, values=False)
     found = s.q.new_empty(shape, dtype=chunks.kind)
-    launch(
-        device.solve,
-        (chunks.count,),
-        products,
-        Strided.of(s.beta),
-        found,
-        chunks.time,
-        chunks.heads,
-        chunks.size,
-        num_warps=1,
-    )
+    arguments = (products, Strided.of(s.beta), found, chunks.time, chunks.heads, chunks.size)
+    launch(device.solve, (chunks.count,), *arguments, num_warps=1)
     return found
 
 
@@ -148,22 +126,9 @@ class Ends(NamedTuple):
         tiles, given = score_tiles(chunks), (q, s.e, s.k)
         decayed = [None if x is None else x.new_empty(x.shape, dtype=chunks.kind) for x in given]
         carries = s.q.new_empty(chunks.count, chunks.keys, dtype=torch.float32)
-        found = [Strided.or_none(x) for x in decayed]
-        launch(
-            decay_ends,
-            (chunks.count * -(-chunks.keys // tiles.keys),),
-            *(Strided.or_none(x) for x in given),
-            Strided.or_none(s.log_decay),
-            *found,
-            carries,
-            chunks.time,
-            chunks.heads,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        found, programs = strided(*decayed), chunks.count * -(-chunks.keys // tiles.keys)
+        arguments = (*strided(*given, s.log_decay), *found, carries)
+        launch_chunks(decay_ends, programs, arguments, chunks, tiles, values=False)
         return cls(*found, None, carries)  # type: ignore[arg-type]
 
 
@@ -222,31 +187,12 @@ def write(
         start: Tensor | None, v: Tensor | None, kept: Sequence[object], last: Tensor | None
     ) -> None:
         width = chunks.keys if v is None else chunks.values
-        block = block_of(width, tiles.values)
-        launch(
-            states,
-            (chunks.sequences * segments.count * -(-width // block),),
-            start,
-            ends.e,
-            ends.k,
-            Strided.or_none(v),
-            Strided.of(s.beta),
-            ends.log_decay,
-            ends.carries,
-            resolvent,
-            *kept,
-            last,
-            chunks.time,
-            chunks.heads,
-            segments.span,
-            chunks.keys,
-            width,
-            chunks.size,
-            tiles.keys,
-            block,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        columns = chunks._replace(values=width)
+        blocks = tiles._replace(values=block_of(width, tiles.values))
+        read = (ends.e, ends.k, Strided.or_none(v), Strided.of(s.beta), *ends[3:], resolvent)
+        programs = chunks.sequences * segments.count * -(-width // blocks.values)
+        arguments = (start, *read, *kept, last)
+        launch_chunks(states, programs, arguments, columns, blocks, span=segments.span)
 
     if segments.count == 1:
         walk(s.start.contiguous(), s.v, written, final)
@@ -373,33 +319,10 @@ def write_back(
     def walk(
         after: Tensor | None, missing: Tensor | None, kept: Sequence[object], before: Tensor | None
     ) -> None:
-        launch(
-            state_gradients,
-            (chunks.sequences * segments.count * blocks,),
-            after,
-            ends.q,
-            ends.e,
-            ends.k,
-            Strided.of(s.beta),
-            ends.log_decay,
-            ends.carries,
-            resolvent,
-            Strided.of(d_o),
-            Strided.of(d_values),
-            Strided.or_none(missing),
-            *kept,
-            before,
-            chunks.time,
-            chunks.heads,
-            segments.span,
-            chunks.keys,
-            chunks.values,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        read = (*ends[:3], Strided.of(s.beta), *ends[3:], resolvent)
+        arguments = (after, *read, *strided(d_o, d_values, missing), *kept, before)
+        programs = chunks.sequences * segments.count * blocks
+        launch_chunks(state_gradients, programs, arguments, chunks, tiles, span=segments.span)
 
     if written.maps is None:
         walk(d_final.contiguous(), written.missing, gradients, found.start)

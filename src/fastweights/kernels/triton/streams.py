@@ -37,6 +37,11 @@ class Strided(NamedTuple):
         return None if x is None else cls.of(x)
 
 
+def strided(*streams: Tensor | None) -> list[Strided | None]:
+    """Each as a kernel takes it."""
+    return [Strided.or_none(x) for x in streams]
+
+
 def side_by_side(x: Tensor) -> Tensor:
     """`x` with the last axis side by side in memory, as it is wherever it already lies so."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
