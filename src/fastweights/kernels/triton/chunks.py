@@ -266,22 +266,10 @@ def chain_segments(
     from fastweights.kernels.triton.device.decay import segment_starts
 
     found, tiles = torch.empty_like(ends), state_tiles(chunks)
-    launch(
-        segment_starts,
-        (chunks.sequences * tiles.blocks(chunks),),
-        start,
-        ends,
-        totals,
-        found,
-        final,
-        ends.shape[0] // chunks.sequences,
-        chunks.keys,
-        chunks.values,
-        tiles.keys,
-        tiles.values,
-        reverse,
-        **tiles.options(),
-    )
+    programs, segments = chunks.sequences * tiles.blocks(chunks), len(ends) // chunks.sequences
+    arguments = (start, ends, totals, found, final, segments, chunks.keys, chunks.values)
+    constants = (tiles.keys, tiles.values, reverse)
+    launch(segment_starts, (programs,), *arguments, *constants, **tiles.options())
     return found
 
 

@@ -17,6 +17,7 @@ from fastweights.kernels.triton.streams import (
     next_power,
     place_of_next,
     side_by_side,
+    strided,
 )
 
 MOST_TAPS = 16
@@ -90,13 +91,8 @@ def convolve_token(silu: bool, streams: Streams) -> tuple[Tensor, Tensor]:
     launch(
         device.convolve_token,
         (b, ceiling(width, columns)),
-        *(Strided.of(s) for s in (y, following, tail, x)),
-        taps,
-        bias,
-        width,
-        problem.before,
-        silu,
-        columns,
+        *strided(y, following, tail, x),
+        *(taps, bias, width, problem.before, silu, columns),
         num_warps=columns // 32 if columns >= 32 else 1,
     )
     return y.squeeze(2), following.squeeze(2)
@@ -128,22 +124,9 @@ def _launch_forward(
     launch(
         device.convolve,
         (b * tiles, ceiling(width, problem.columns)),
-        Strided.of(y),
-        Strided.or_none(following if problem.before else None),
-        Strided.or_none(d_y),
-        Strided.of(tail),
-        Strided.of(x),
-        taps,
-        bias,
-        Strided.or_none(document),
-        length,
-        tiles,
-        width,
-        problem.before,
-        settings.silu,
-        ROWS,
-        problem.columns,
-        next_power(max(problem.before, 1)),
+        *strided(y, following if problem.before else None, d_y, tail, x),
+        *(taps, bias, Strided.or_none(document), length, tiles, width, problem.before),
+        *(settings.silu, ROWS, problem.columns, next_power(max(problem.before, 1))),
     )
 
 
@@ -171,27 +154,13 @@ def backward(
     sums = None
     if wanted[2] or wanted[4]:
         sums = torch.empty(b * programs, weights, width, dtype=torch.float32, device=x.device)
+    d_outer, d_behind = (s if problem.before else None for s in (d_tail, d_following))
     launch(
         device.convolve_back,
         (b * programs, ceiling(width, problem.columns)),
-        Strided.or_none(d_tail if problem.before else None),
-        Strided.of(d_x),
-        sums,
-        Strided.of(d_z),
-        Strided.or_none(d_following if problem.before else None),
-        Strided.of(tail),
-        Strided.of(x),
-        taps,
-        Strided.or_none(document),
-        length,
-        programs,
-        width,
-        problem.before,
-        bias is not None,
-        ROWS,
-        problem.columns,
-        TILES,
-        next_power(weights),
+        *(*strided(d_outer, d_x), sums, *strided(d_z, d_behind, tail, x)),
+        *(taps, Strided.or_none(document), length, programs, width, problem.before),
+        *(bias is not None, ROWS, problem.columns, TILES, next_power(weights)),
     )
     d_taps = d_bias = None
     if sums is not None:

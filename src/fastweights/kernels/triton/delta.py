@@ -231,23 +231,13 @@ def chain(
     tiles, found = state_tiles(chunks._replace(kind=torch.float32)), torch.empty_like(ends)
     order = range(segments.count)[:: -1 if reverse else 1]
     found.unflatten(0, (-1, segments.count))[:, order[0]] = start.flatten(0, 1)
+    programs, constants = (
+        chunks.sequences * tiles.blocks(chunks),
+        (tiles.keys, tiles.values, reverse),
+    )
     for segment in order:
-        launch(
-            advance,
-            (chunks.sequences * tiles.blocks(chunks),),
-            maps,
-            ends,
-            found,
-            final,
-            segment,
-            segments.count,
-            chunks.keys,
-            chunks.values,
-            tiles.keys,
-            tiles.values,
-            reverse,
-            **tiles.options(),
-        )
+        arguments = (maps, ends, found, final, segment, segments.count, chunks.keys, chunks.values)
+        launch(advance, (programs,), *arguments, *constants, **tiles.options())
     return found
 
 

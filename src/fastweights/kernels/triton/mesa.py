@@ -22,7 +22,7 @@ from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, launch
 from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
-from fastweights.kernels.triton.streams import Strided, side_by_side
+from fastweights.kernels.triton.streams import Strided, side_by_side, strided
 from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
@@ -83,25 +83,11 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
     found = start.new_empty(parts, *chunks.states_shape, dtype=torch.bfloat16)
 
     def walk(start: Tensor | None, *kept: Tensor | None, span: int, segments: int) -> None:
-        launch(
-            kernel,
-            (chunks.sequences * segments * tiles.blocks(chunks),),
-            start,
-            Strided.of(system.k),
-            Strided.of(system.beta),
-            Strided.or_none(system.log_decay),
-            *kept,
-            chunks.time,
-            chunks.heads,
-            span,
-            chunks.count,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            parts,
-            **tiles.options(),
-        )
+        programs = chunks.sequences * segments * tiles.blocks(chunks)
+        read = strided(system.k, system.beta, system.log_decay)
+        lengths = (chunks.time, chunks.heads, span, chunks.count, chunks.keys, chunks.size)
+        blocks = (tiles.keys, tiles.values, parts)
+        launch(kernel, (programs,), start, *read, *kept, *lengths, *blocks, **tiles.options())
 
     decays = system.log_decay is not None
     return found, walk_time(walk, start, found, chunks, decays, reverse=False)
@@ -127,28 +113,14 @@ def solve(
 
     chunks, parts = system.chunks, system.parts(right)
     states, final = gram_states(system, parts)
+    streams = strided(right, system.k, system.beta, system.log_decay, system.ridge)
+    counts = (chunks.time, chunks.heads, chunks.per_sequence, chunks.count)
+    widths = (chunks.keys, chunks.size, block_of(chunks.keys, WIDEST), parts)
     launch(
         conjugate_gradients,
         (chunks.count,),
-        Strided.of(right),
-        Strided.of(system.k),
-        Strided.of(system.beta),
-        Strided.or_none(system.log_decay),
-        Strided.of(system.ridge),
-        states,
-        Strided.of(x),
-        steps,
-        chunks.time,
-        chunks.heads,
-        chunks.per_sequence,
-        chunks.count,
-        settings.max_steps,
-        settings.tol,
-        chunks.keys,
-        chunks.size,
-        block_of(chunks.keys, WIDEST),
-        parts,
-        system.ridge.stride(1) == 0,
+        *(*streams, states, Strided.of(x), steps),
+        *(*counts, settings.max_steps, settings.tol, *widths, system.ridge.stride(1) == 0),
         num_warps=8 if chunks.keys > 64 else 4,
         num_stages=1,
     )

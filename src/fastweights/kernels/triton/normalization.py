@@ -83,14 +83,8 @@ def forward(
     launch(
         device.normalize,
         (ceiling(len(problem.x), rows),),
-        y,
-        *problem.inputs,
-        settings.eps,
-        x.shape[-1],
-        settings.center,
-        settings.silu,
-        rows,
-        columns,
+        *(y, *problem.inputs, settings.eps, x.shape[-1]),
+        *(settings.center, settings.silu, rows, columns),
         num_warps=_warps(rows * columns),
     )
     return y
@@ -118,19 +112,8 @@ def backward(
     launch(
         device.normalize_back,
         (programs,),
-        d_x,
-        d_gate,
-        sums,
-        d_y,
-        d_y.stride(0),
-        *problem.inputs,
-        settings.eps,
-        x.shape[-1],
-        settings.center,
-        settings.silu,
-        rows,
-        columns,
-        TILES,
+        *(d_x, d_gate, sums, d_y, d_y.stride(0), *problem.inputs, settings.eps, x.shape[-1]),
+        *(settings.center, settings.silu, rows, columns, TILES),
         num_warps=_warps(rows * columns),
     )
     d_weight = None if sums is None or weight is None else sums.sum(0).to(weight.dtype)
