@@ -21,7 +21,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser lint format docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser lint format house docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -77,6 +77,9 @@ lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the lay
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+house:  ## the source in figures: lines by package, functions, names, type tests; a second
+	@python3 tests/support/house.py
 
 format: $(VENV)/installed-dev  ## rewrite the code as ruff has it: a second
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ import torch
 from torch._inductor.package import load_package
 
 from fastweights.engines.aoti import export_programs, read_by, write_package
-from fastweights.engines.exported.comparison import Comparison, one_layer
+from fastweights.engines.exported.comparison import EngineComparison, one_layer
 from fastweights.engines.exported.errors import ExportError
 from fastweights.lab.bench.machine import provenance
 from fastweights.mixers import MIXERS
@@ -41,9 +41,9 @@ def row(mixer: str) -> Row:
 
 
 def _measure(model: FastWeightsForCausalLM) -> Row:
-    comparison = Comparison(PROMPT)
+    comparison = EngineComparison(PROMPT)
     graphs = {name: p.module(check_guards=False) for name, p in export_programs(model).items()}
-    exported = Comparison(PROMPT, rounds=1).compare(model, read_by(graphs))
+    exported = EngineComparison(PROMPT, rounds=1).compare(model, read_by(graphs))
     with TemporaryDirectory() as folder:
         out = Path(folder, "model.pt2")
         start = perf_counter()

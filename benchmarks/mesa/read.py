@@ -21,8 +21,8 @@ from torch import Tensor
 from train import CONTENDERS, LENGTH, RANDOM, RATES, STARTS, folder
 
 from fastweights.lab.bench.mesa import SOLVERS, by_token
+from fastweights.mixers.mesa import use_solver
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import use_solver
 from fastweights.recurrence import ConjugateGradient, Solver
 from fastweights.train import ExistingTokenizer, Text, read_corpus, sequential_windows
 

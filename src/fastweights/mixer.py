@@ -13,10 +13,13 @@ from fastweights.layers import (
     Gate,
     HeadNorm,
     LayerStream,
+    Linear,
     ShortConvolution,
     SiLUGate,
     TokenContext,
     both_ways,
+    l2_normalize,
+    split_heads,
 )
 from fastweights.methods import Auto, Method, evaluate, require_method
 from fastweights.recurrence.base import Recurrence, ShapeError, State
@@ -242,6 +245,67 @@ class Mixer(nn.Module, ABC):
 def differ_for_good(x: Tensor, weights: Tensor) -> bool:
     """Whether nothing reconciles the dtypes of these: neither autocast nor quantized weights."""
     return weights.is_floating_point() and not torch.is_autocast_enabled(x.device.type)
+
+
+class DeltaMixer(Mixer):
+    """A mixer of q, k and v behind short convolutions, q and k of length 1: for delta rules.
+
+    A subclass adds its layers in their order, with `add_layers` and `add_convolutions` among them.
+
+    Attributes:
+        heads: of q and k
+        scale: of q
+        largest: of β = largest · σ(x W_β): 2 has eigenvalues of I - β kᵀk down to -1
+        floor: of L2, see `l2_normalize`
+    """
+
+    W_q: Linear
+    W_k: Linear
+    W_v: Linear
+    W_beta: Linear
+    W_alpha: nn.Module
+    W_g: nn.Module
+    conv_q: ShortConvolution
+    conv_k: ShortConvolution
+    conv_v: ShortConvolution
+
+    def __init__(
+        self, d: int, heads: int, width: int, *, negative: bool = False, floor: float = 0.0
+    ) -> None:
+        """
+        Args:
+            width: of a head's keys
+        """
+        super().__init__(d)
+        self.heads, self.scale, self.floor = heads, width**-0.5, floor
+        self.largest = 2.0 if negative else 1.0
+
+    def add_layers(self, **widths: int) -> None:
+        """``W_name`` of so many outputs, for each name."""
+        for name, width in widths.items():
+            setattr(self, f"W_{name}", Linear(self.d, width, bias=False))
+
+    def add_convolutions(self, values: int, size: int) -> None:
+        """``W_o`` of so many inputs, and a convolution behind each of W_q, W_k and W_v."""
+        self.W_o = Linear(values, self.d, bias=False)
+        for name, layer in (("q", self.W_q), ("k", self.W_k), ("v", self.W_v)):
+            setattr(self, f"conv_{name}", ShortConvolution(layer.out_features, size))
+
+    def convolve(
+        self, past: TokenContext, q: Tensor, k: Tensor, v: Tensor, heads: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """SiLU(conv(·)) of each, by heads; v has as many as q and k, or `heads`."""
+        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
+        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
+        return q, k, split_heads(self.conv_v(v, past, silu=True), heads or self.heads)
+
+    def normalize(self, *streams: Tensor) -> list[Tensor]:
+        """L2 of each."""
+        return [l2_normalize(stream, self.floor) for stream in streams]
+
+    def beta(self, x: Tensor) -> Tensor:
+        """β ``[b t h 1]`` of x W_β."""
+        return self.largest * with_room(x).sigmoid()[..., None]
 
 
 class MixerSum(nn.Module):

@@ -18,7 +18,7 @@ from fastweights.analysis.algorithms import (
     ALGORITHMS,
     Algorithm,
     ChunkwiseParallel,
-    Convolution,
+    FourierConvolution,
     algorithm_support,
 )
 from fastweights.analysis.capture import capture_projections
@@ -118,14 +118,14 @@ def test_algorithms_agree_or_refuse(name: str, algorithm: Algorithm) -> None:
     if algorithm.refuses(system) is None:
         assert_close(algorithm.compute(system, u), system.simulate(u)[0], "y")
     else:
-        assert algorithm in (ChunkwiseParallel(), Convolution())
+        assert algorithm in (ChunkwiseParallel(), FourierConvolution())
         negative = (
             isinstance(system.A, DiagonalTransition | ErasingTransition)
             and (system.A.decay.real < 0).any()
         )
         assert (
             name in VARYING
-            if algorithm == Convolution()
+            if algorithm == FourierConvolution()
             else negative or isinstance(system.A, DelayedTransition | ShiftRegister)
         )
 
@@ -210,10 +210,10 @@ def test_convolution_takes_what_is_constant_in_time() -> None:
     q, k, log_decay = one[0], one[1], -one[2].exp()
     v = normal(2, 17, 2, 4, generator=g)
     system = Decay(q, k, v, log_decay, skip=v[:1, :1, :1, :1]).ltv()
-    assert Convolution().refuses(system) is None
-    assert_close(Convolution().compute(system, v), system.simulate(v)[0], "y")
+    assert FourierConvolution().refuses(system) is None
+    assert_close(FourierConvolution().compute(system, v), system.simulate(v)[0], "y")
     moving = Decay(q, k, v, log_decay * v[..., :1].sigmoid()).ltv()
-    assert "A change over time" in str(Convolution().refuses(moving))
+    assert "A change over time" in str(FourierConvolution().refuses(moving))
 
 
 def test_structure_decides_which_algorithms_run() -> None:

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights.analysis.conditions import conditions, groups
 from fastweights.analysis.cost import cost, operations
-from fastweights.analysis.rows import DIMENSIONS, row
 from fastweights.analysis.tables import (
     BASELINES,
+    DIMENSIONS,
     TABLES,
     check_mark,
     conditions_of,
@@ -22,6 +22,7 @@ from fastweights.analysis.tables import (
     group_of,
     heads_of,
     page,
+    row,
 )
 from fastweights.cli import main
 from fastweights.layers import TokenContext

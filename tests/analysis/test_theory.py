@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from cases import normal
 from fastweights.analysis.theory import (
-    Finding,
+    TheoryFinding,
     approximation,
     embedding,
     least_parameters,
@@ -41,7 +41,7 @@ def number(x: float) -> Tensor:
     return torch.tensor(x, dtype=torch.float64)
 
 
-def overwrite() -> Finding:
+def overwrite() -> TheoryFinding:
     return overwriting(drawn(4, 3), drawn(3, seed=1))
 
 

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fastweights import kernels
 from fastweights.budget import ACCELERATORS, CPU, StepShape, UntraceableError, trace
-from fastweights.budget.ledger import Ledger
+from fastweights.budget.ledger import MemoryLedger
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.stage import go_backward
@@ -34,7 +34,7 @@ def peak_of_a_step(config: FastWeightsConfig, shape: StepShape) -> int:
         model.gradient_checkpointing_enable()
     ids = torch.randint(config.vocab_size, (shape.sequences, shape.length))
     bf16 = torch.autocast("cpu", torch.bfloat16) if shape.bf16 else nullcontext()
-    with kernels.pooling(False), Ledger() as ledger, bf16:
+    with kernels.pooling(False), MemoryLedger() as ledger, bf16:
         ledger.know(ids, *model.parameters())
         go_backward(model(input_ids=ids, labels=ids).loss)
     return ledger.peak

@@ -23,10 +23,10 @@ from fastweights import MIXERS
 from fastweights.cli import main
 from fastweights.engines.aoti import export_programs, write_package
 from fastweights.engines.aoti.write import require_equal
-from fastweights.engines.exported.chunks import Chunks
+from fastweights.engines.exported.chunks import LoopedChunks
 from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.exported.pairs import unguarded
-from fastweights.engines.exported.program import Program
+from fastweights.engines.exported.program import DecodingProgram
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.methods import use_method
 from kinds import first_of_each, one_of_each
@@ -43,9 +43,9 @@ def test_chunks_are_the_model(name: str) -> None:
     """Fewer tokens than a chunk, several chunks, and some behind the last of them."""
     model, ids = tiny(name, num_hidden_layers=1), tokens(2, 23)
     wanted = model(input_ids=ids).logits
-    program, found = Program(model), []
+    program, found = DecodingProgram(model), []
     states = program.layout.empty(batch=2)
-    with use_method(model, Chunks(8)):
+    with use_method(model, LoopedChunks(8)):
         for part in ids.split([3, 20], 1):
             logits, *states = program(part, *states)
             found.append(logits)
@@ -144,7 +144,7 @@ def test_the_program_in_cpp_says_what_the_model_does(tmp_path: Path) -> None:
 def test_another_function_is_refused(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a compiler summed one row of S4 for all of them."""
     model = tiny(dtype=torch.float32)
-    program = Program(model)
+    program = DecodingProgram(model)
 
     def load(*_: object) -> Callable[..., tuple[Tensor, ...]]:
         def call(*given: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from fastweights import MIXERS
 from fastweights.cli import main
 from fastweights.cli.parsers.export import DOMAINS as NAMED
 from fastweights.engines.exported.pairs import InPairs, is_complex
-from fastweights.engines.exported.program import Program
+from fastweights.engines.exported.program import DecodingProgram
 from fastweights.engines.exported.states import StateLayout, tensors_of
 from fastweights.engines.exported.steps import Steps
 from fastweights.engines.onnx import DOMAINS, ExportError, write_onnx
@@ -30,7 +30,7 @@ from tiny import tiny, tokens
 @pytest.mark.parametrize("name", one_of_each(MIXERS))
 def test_zeros_are_the_empty_state(name: str) -> None:
     model = tiny(name, torch.float32, num_hidden_layers=1)
-    program, ids = Program(model), tokens(2, 5)
+    program, ids = DecodingProgram(model), tokens(2, 5)
     with torch.no_grad():
         wanted = model(input_ids=ids).logits
         logits, *past = program(ids[:, :3], *program.layout.empty(batch=2))
@@ -67,7 +67,7 @@ def test_states_go_there_and_back() -> None:
 def test_shared_blocks_have_states_of_their_own() -> None:
     shared = [{"layers": [0, 2], "width": 12, "heads": 2}]
     model = tiny("linear", torch.float32, mlp=None, num_hidden_layers=3, shared_blocks=shared)
-    program, ids = Program(model), tokens(2, 5)
+    program, ids = DecodingProgram(model), tokens(2, 5)
     with torch.no_grad():
         wanted = model(input_ids=ids).logits
         _, *past = program(ids[:, :3], *program.layout.empty(batch=2))
@@ -77,9 +77,9 @@ def test_shared_blocks_have_states_of_their_own() -> None:
 
 def test_what_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a Linear is not exported; pass a FastWeightsForCausalLM"):
-        Program(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+        DecodingProgram(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"call model\.eval\(\) before"):
-        Program(tiny().train())
+        DecodingProgram(tiny().train())
     if find_spec("onnxscript") is None:
         with pytest.raises(ValueError, match=r"pip install 'fastweights\[onnx\]'"):
             write_onnx(tiny(), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
@@ -90,7 +90,7 @@ def test_what_no_graph_holds_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
         raise RuntimeError("while tracing") from ValueError("\n  the rule looks at numbers\nhere")
 
     monkeypatch.setattr("fastweights.engines.onnx.write.require_onnx", lambda: None)
-    monkeypatch.setattr(Program, "trace", trace)
+    monkeypatch.setattr(DecodingProgram, "trace", trace)
     with pytest.raises(ExportError, match=r"not written as ONNX: the rule looks at numbers$"):
         write_onnx(tiny(), tmp_path / "model.onnx", DOMAINS["com.microsoft"])
 

@@ -14,8 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastweights import PRESETS, FastWeightsForCausalLM
 from fastweights.engines.titan.export import IndexUnpickler, export
-from fastweights.engines.titan.flavours import find_config, flavours
-from fastweights.engines.titan.names import PREFIX, from_folder_names, to_folder_names
+from fastweights.engines.titan.names import (
+    PREFIX,
+    find_config,
+    flavours,
+    from_folder_names,
+    to_folder_names,
+)
 from fastweights.engines.titan.operations import training_operations
 from fastweights.runs.checkpoint import save_model
 from fastweights.runs.errors import CheckpointError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.rehearsal import assume_constant_result
 
 
 @pytest.mark.slow

@@ -560,7 +560,7 @@ def test_norms_have_gradients_of_gradients() -> None:
 def test_large_results_are_written_to_the_pages_of_dropped_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "PAGES", memory.Pages())
+    monkeypatch.setattr(memory, "PAGES", memory.PagePool())
     first, second = memory.empty(1 << 20), memory.empty(1 << 20)
     place, part = first.data_ptr(), first[5:]
     del first
@@ -571,7 +571,7 @@ def test_large_results_are_written_to_the_pages_of_dropped_ones(
 
 
 def test_no_more_pages_are_kept_than_were_in_use_at_once() -> None:
-    pages, size = memory.Pages(), 1 << 22
+    pages, size = memory.PagePool(), 1 << 22
     first, second = pages.lend(size), pages.lend(size)
     del first, second
     assert (pages.in_use, pages.idle) == (0, 2 * size)
@@ -584,7 +584,7 @@ def test_no_more_pages_are_kept_than_were_in_use_at_once() -> None:
 
 def test_pages_that_are_no_longer_needed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "PERIOD", 4)
-    pages = memory.Pages()
+    pages = memory.PagePool()
     several = [pages.lend(1 << 22) for _ in range(3)]
     several.clear()
     for _ in range(8):
@@ -595,7 +595,7 @@ def test_pages_that_are_no_longer_needed_are_dropped(monkeypatch: pytest.MonkeyP
 @compiled
 def test_the_pool_of_pages_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers; idle pages, and those given back from then on, are the system's."""
-    pages = memory.Pages()
+    pages = memory.PagePool()
     monkeypatch.setattr(memory, "PAGES", pages)
     given = single(record("decay", "scalar", "gentle", b=1, t=600, h=8, k=16, v=128))
     state = halved(given.initial_state())

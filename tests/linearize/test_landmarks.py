@@ -20,7 +20,7 @@ from fastweights import kernels
 from fastweights.features import Landmarks
 from fastweights.kernels import CHUNK_LOOP
 from fastweights.kernels.native import windowed
-from fastweights.kernels.native.abi import FeatureMap
+from fastweights.kernels.native.abi import FeatureKind
 from fastweights.kernels.native.windowed import NATIVE_WINDOW, read_tokens
 from fastweights.linearize import (
     LinearAttentionConfig,
@@ -177,7 +177,7 @@ def test_c_makes_landmarks_features_and_their_scale(monkeypatch, window: int, sh
         found.append([*read, *(part for layer in cache.layers for part in layer.state)])
     for by_c, by_torch in zip(*found, strict=True):
         assert error(by_c.float(), by_torch.float()) <= 2 * SAME
-    assert [source.f for source in sources] == [FeatureMap.LANDMARKS] * (7 * LAYERS)
+    assert [source.f for source in sources] == [FeatureKind.LANDMARKS] * (7 * LAYERS)
 
 
 def test_a_single_token_has_gradients() -> None:

@@ -19,8 +19,8 @@ from fastweights import kernels
 from fastweights.analysis.capture import mesa_records
 from fastweights.kernels.native import mesa
 from fastweights.methods import Auto, Chunkwise, Recurrent, evaluate
+from fastweights.mixers.mesa import mesa_layers, set_tolerance, use_solver
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.models.mesa import mesa_layers, set_tolerance, use_solver
 from fastweights.recurrence import (
     Cholesky,
     ConjugateGradient,

@@ -180,7 +180,7 @@ class ChunkwiseParallel(Algorithm):
 
 
 @dataclass(frozen=True)
-class Convolution(Algorithm):
+class FourierConvolution(Algorithm):
     """The convolution y = K * u with K_τ = C A^τ B, by the fast Fourier transform (S4, DSS, H3)."""
 
     name = "convolution (FFT)"
@@ -214,7 +214,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     KernelProduct(),
     AssociativeScan(),
     ChunkwiseParallel(),
-    Convolution(),
+    FourierConvolution(),
 )
 
 

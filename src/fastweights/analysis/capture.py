@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.mixer import Mixer, Projection
-from fastweights.models.mesa import mesa_layers
+from fastweights.mixers.mesa import mesa_layers
 from fastweights.recurrence import Mesa, Recurrence, Signed
 
 
@@ -69,6 +69,4 @@ def mesa_records(model: nn.Module, input_ids: Tensor) -> list[Mesa]:
 
 def _systems(record: Recurrence) -> Mesa:
     """The record of the systems that a Mesa layer's record solves."""
-    solved = record.without_signs() if isinstance(record, Signed) else record
-    assert isinstance(solved, Mesa)
-    return solved
+    return cast(Mesa, record.without_signs() if isinstance(record, Signed) else record)

@@ -14,12 +14,12 @@ from fastweights.analysis.figures import (
     teacher_distances,
 )
 from fastweights.analysis.profile import LayerProfile, Profile
-from fastweights.analysis.theory import Finding
+from fastweights.analysis.theory import TheoryFinding
 from fastweights.render.html import ReportFigure, Row, figure, section, slug, table, write_page
 from fastweights.render.plots import canvas
 
 
-def write_report(profiles: Sequence[Profile], findings: Sequence[Finding], out: Path) -> Path:
+def write_report(profiles: Sequence[Profile], findings: Sequence[TheoryFinding], out: Path) -> Path:
     """Write ``report.html`` and its PNG files into the folder `out`, and return the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     sections = [
@@ -112,7 +112,7 @@ def _algorithms(profile: Profile) -> str:
     )
 
 
-def _theory(findings: Sequence[Finding], out: Path) -> list[str]:
+def _theory(findings: Sequence[TheoryFinding], out: Path) -> list[str]:
     if not findings:
         return []
     parts = []

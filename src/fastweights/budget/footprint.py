@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from fastweights.budget.devices import Accelerator
-from fastweights.budget.ledger import Ledger
+from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.operations import config_of
 from fastweights.kernels import pooling, rehearse
 from fastweights.kernels.triton.chips import CHIPS, Chip, pretend
@@ -181,7 +181,7 @@ class _Tracer:
 
     def _part(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Footprint:
         bf16 = torch.autocast("cpu", torch.bfloat16) if self.shape.bf16 else nullcontext()
-        x.grad, ledger, before = None, Ledger(), _gradient_bytes(self.model)
+        x.grad, ledger, before = None, MemoryLedger(), _gradient_bytes(self.model)
         with ledger, bf16:
             ledger.know(x, *self.model.parameters(), *_gradients_of(self.model))
             y = run(x)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Ledger(TorchDispatchMode):
+class MemoryLedger(TorchDispatchMode):
     """Counts the memory of what torch's operations make inside the block, tensors without numbers
     included.
 

@@ -87,7 +87,7 @@ class ImportPlan:
         embeddings = self.tensors["model.embed_tokens.weight"]
         assert isinstance(embeddings, TensorSource)
         dtype = source.read(embeddings.source).dtype if dtype is None else dtype
-        state, reader = {}, _Reader(source)
+        state, reader = {}, _TensorReader(source)
         for done, name in enumerate(sorted(ours, key=self._order)):
             watch(done, len(ours))
             state[name] = _make_tensor(name, self.tensors[name], ours[name], reader, dtype)
@@ -292,7 +292,7 @@ def _shapes(config: FastWeightsConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
 
 
-class _Reader:
+class _TensorReader:
     """Reads a tensor once for all of ours that follow each other, and holds no other."""
 
     def __init__(self, source: CheckpointSource) -> None:
@@ -311,7 +311,7 @@ def _make_tensor(
     name: str,
     part: TensorSource | ConstantTensor,
     shape: torch.Size,
-    reader: _Reader,
+    reader: _TensorReader,
     dtype: torch.dtype,
 ) -> Tensor:
     if isinstance(part, ConstantTensor):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -131,7 +130,7 @@ def state_gradient_of_middle(
     return ((dbefore * before).sum(-1) + (dafter * after).sum(-1)).unsqueeze(-2)
 
 
-class Chunks(Protocol):
+class BlockChunks(Protocol):
     """The chunks of one time block under one rule: what `BlockedFunction` asks of it."""
 
     def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +146,7 @@ class Chunks(Protocol):
         ...
 
 
-ChunksOf = Callable[..., Chunks]
+ChunksOf = Callable[..., BlockChunks]
 """Of a plan, a dtype, and the streams ``[b t h ·]`` of a block in the order of their rule."""
 
 RuleOf = Callable[..., Decay | Delta | DPLR]
@@ -215,6 +214,7 @@ class BlockedFunction(torch.autograd.Function):
 
 
 def evaluate_in_blocks(
+    rule: RuleOf,
     recurrence: Decay | Delta | DPLR,
     streams: tuple[Tensor | None, ...],
     state: Tensor,
@@ -227,7 +227,4 @@ def evaluate_in_blocks(
     length = largest_safe_chunk(recurrence.log_decay)
     chunks_of, length = (factored, length) if length else (anchored, ANCHORED_CHUNK)
     plan = BlockPlan.of(length, b * h, t)
-    rule = type(recurrence)
-    if isinstance(recurrence, DPLR):
-        rule = partial(DPLR, before=recurrence.before)
     return BlockedFunction.apply(chunks_of, plan, rule, *spelled_out, state)  # type: ignore[return-value]

@@ -191,7 +191,7 @@ def chunkwise_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) of a real `Decay`."""
     streams = (recurrence.q, recurrence.k, recurrence.v, recurrence.log_decay)
     kinds = (_FactoredChunks.of, _AnchoredChunks.of)
-    o, state = evaluate_in_blocks(recurrence, streams, state, *kinds)
+    o, state = evaluate_in_blocks(Decay, recurrence, streams, state, *kinds)
     return recurrence.add_skip(o), state
 
 

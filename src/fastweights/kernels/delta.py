@@ -41,7 +41,7 @@ from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
 
 
-class _Tiles(NamedTuple):
+class _DeltaTiles(NamedTuple):
     """Streams of n chunks ``[b h n c ·]``, or their gradients."""
 
     q: Tensor
@@ -96,14 +96,14 @@ class _Factored(NamedTuple):
     def m(self) -> Tensor | None:
         return None if self.factors is None else self.factors.m
 
-    def scale(self, tiles: _Tiles) -> _Tiles:
+    def scale(self, tiles: _DeltaTiles) -> _DeltaTiles:
         """The streams as products are made of them."""
         if self.factors is None:
             return tiles
         up = self.factors.scale
         q, w, v, a, b, log_decay = tiles
         b = None if b is None else b / up
-        return _Tiles(q * up, w / up, v, _times(a, self.erasing), b, log_decay)
+        return _DeltaTiles(q * up, w / up, v, _times(a, self.erasing), b, log_decay)
 
     def inner(self, q: Tensor, k: Tensor) -> Tensor:
         """P ``[b h n c c]``"""
@@ -122,7 +122,9 @@ class _Factored(NamedTuple):
         """The gradients of a and k, from that of M (overwritten)."""
         return self.inner_back(a, k, derased.tril_(-1))
 
-    def back(self, tiles: _Tiles, grads: _Tiles, states: _States, dstates: _States) -> _Tiles:
+    def back(
+        self, tiles: _DeltaTiles, grads: _DeltaTiles, states: _States, dstates: _States
+    ) -> _DeltaTiles:
         """The gradients of the streams, from those of `tiles`, which `scale` made."""
         dq, dw, dv, da, db, _ = grads
         if self.factors is None:
@@ -138,7 +140,7 @@ class _Factored(NamedTuple):
             erased = _up(erased)
         ddecay = self.factors.backward(dtotal.add_(erased), middle)
         db = None if db is None else db / up
-        return _Tiles(dq * up, dw / up, dv, _times(da, self.erasing), db, ddecay)
+        return _DeltaTiles(dq * up, dw / up, dv, _times(da, self.erasing), db, ddecay)
 
 
 class _Anchored(NamedTuple):
@@ -170,7 +172,7 @@ class _Anchored(NamedTuple):
     def carry(self) -> Tensor:
         return self.anchors.carry
 
-    def scale(self, tiles: _Tiles) -> _Tiles:
+    def scale(self, tiles: _DeltaTiles) -> _DeltaTiles:
         return tiles
 
     def inner(self, q: Tensor, k: Tensor) -> Tensor:
@@ -190,7 +192,9 @@ class _Anchored(NamedTuple):
         da, dk = self.anchors.inner_back(_up(a), k, _up(derased))
         return _down(da), dk
 
-    def back(self, tiles: _Tiles, grads: _Tiles, states: _States, dstates: _States) -> _Tiles:
+    def back(
+        self, tiles: _DeltaTiles, grads: _DeltaTiles, states: _States, dstates: _States
+    ) -> _DeltaTiles:
         # queries carry e^(c_t), keys e^(-c_s), and S' carries e^(c_last)
         erased = tiles.a * grads.a
         dtotal = _total(tiles, grads).add_(_up(erased) if self.before else erased)
@@ -201,7 +205,7 @@ class _Anchored(NamedTuple):
 _Decays = _Factored | _Anchored
 
 
-def _total(tiles: _Tiles, grads: _Tiles) -> Tensor:
+def _total(tiles: _DeltaTiles, grads: _DeltaTiles) -> Tensor:
     """d c_t from queries, which carry e^(c_t), and keys, which carry e^(-c_t)."""
     total = (tiles.q * grads.q).sub_(tiles.w * grads.w)
     return total if tiles.b is None or grads.b is None else total.sub_(tiles.b * grads.b)
@@ -228,18 +232,18 @@ def _add(total: Tensor, found: Tensor, factor: Tensor | None, sign: int = 1) -> 
     return total.addcmul_(found, factor, value=sign)
 
 
-class _Chunks(NamedTuple):
+class _ErasingChunks(NamedTuple):
     """The chunks of a block: streams as products are made of them, T, and M(w) where b is
     another.
     """
 
-    tiles: _Tiles
+    tiles: _DeltaTiles
     decays: _Decays
     inverse: Tensor
     overlap: Tensor | None
 
     @classmethod
-    def of(cls, tiles: _Tiles, decays: _Decays) -> Self:
+    def of(cls, tiles: _DeltaTiles, decays: _Decays) -> Self:
         tiles = decays.scale(tiles)
         overlap = None if tiles.b is None else decays.erased(tiles.a, tiles.w)
         return cls(tiles, decays, _inverse(decays.erased(tiles.a, tiles.key)), overlap)
@@ -300,7 +304,7 @@ class _Chunks(NamedTuple):
             o += decays.inner(tiles.q, tiles.w) @ tiles.v
         return o, last
 
-    def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[_Tiles, Tensor]:
+    def back(self, start: Tensor, do: Tensor, dstate: Tensor) -> tuple[_DeltaTiles, Tensor]:
         """Tiles of the gradients of all streams, and the gradient of the state before the block."""
         tiles, decays = self.tiles, self.decays
         states, written, _ = self.scan(start)
@@ -316,12 +320,12 @@ class _Chunks(NamedTuple):
         dgiven = self.inverse.mT @ dwritten
         da, dk = decays.erased_back(tiles.a, tiles.key, (dgiven @ written.mT).neg_())
         _add(da, dgiven @ states.before.mT, decays.erases, -1)
-        grads = _Tiles(dq, dkey.add_(dk), dgiven, da, None, None)
+        grads = _DeltaTiles(dq, dkey.add_(dk), dgiven, da, None, None)
         if tiles.b is not None:
             grads = self._back_beside(grads, do, dstates.after)
         return decays.back(tiles, grads, states, dstates), dstart
 
-    def _back_beside(self, grads: _Tiles, do: Tensor, dafter: Tensor) -> _Tiles:
+    def _back_beside(self, grads: _DeltaTiles, do: Tensor, dafter: Tensor) -> _DeltaTiles:
         """The gradients with those of V beside U: of w, of v, and more of q and a.
 
         Args:
@@ -338,7 +342,7 @@ class _Chunks(NamedTuple):
         dq, dw = decays.inner_back(q, w, do @ v.mT)
         da, dk = decays.erased_back(a, w, (dgiven @ v.mT).neg_())
         _add(dw.add_(dk), v @ dafter.mT, decays.leaves)
-        return _Tiles(grads.q.add_(dq), dw, dv, grads.a.add_(da), grads.w, None)
+        return _DeltaTiles(grads.q.add_(dq), dw, dv, grads.a.add_(da), grads.w, None)
 
 
 class _DeltaChunks(NamedTuple):
@@ -347,7 +351,7 @@ class _DeltaChunks(NamedTuple):
     k: Tensor
     v: Tensor
     beta: Tensor
-    chunks: _Chunks
+    chunks: _ErasingChunks
 
     def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.chunks.forward(state)
@@ -368,9 +372,9 @@ DecaysOf = Callable[[Tensor | None, bool], _Decays]
 
 def _dplr_chunks(
     of: DecaysOf, before: bool, plan: BlockPlan, dtype: torch.dtype, *streams: Tensor | None
-) -> _Chunks:
-    tiles = _Tiles(*(None if s is None else plan.tiles(s, dtype) for s in streams))  # type: ignore[arg-type]
-    return _Chunks.of(tiles, of(tiles.log_decay, before))
+) -> _ErasingChunks:
+    tiles = _DeltaTiles(*(None if s is None else plan.tiles(s, dtype) for s in streams))  # type: ignore[arg-type]
+    return _ErasingChunks.of(tiles, of(tiles.log_decay, before))
 
 
 def _delta_chunks(
@@ -378,8 +382,8 @@ def _delta_chunks(
 ) -> _DeltaChunks:
     q, k, v, beta, log_decay = (None if s is None else plan.tiles(s, dtype) for s in streams)
     assert q is not None and k is not None and v is not None and beta is not None  # noqa: PT018
-    tiles = _Tiles(q, k, beta * v, beta * k, None, log_decay)
-    return _DeltaChunks(k, v, beta, _Chunks.of(tiles, of(log_decay, False)))
+    tiles = _DeltaTiles(q, k, beta * v, beta * k, None, log_decay)
+    return _DeltaChunks(k, v, beta, _ErasingChunks.of(tiles, of(log_decay, False)))
 
 
 def _inverse(system: Tensor) -> Tensor:
@@ -393,7 +397,7 @@ def chunkwise_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     r = recurrence
     streams = (r.q, r.k, r.v, r.beta, r.log_decay)
     kinds = (partial(_delta_chunks, _Factored.of), partial(_delta_chunks, _Anchored.of))
-    o, state = evaluate_in_blocks(recurrence, streams, state, *kinds)
+    o, state = evaluate_in_blocks(Delta, recurrence, streams, state, *kinds)
     return o.to(recurrence.output), state
 
 
@@ -402,7 +406,8 @@ def chunkwise_dplr(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
     r = recurrence
     streams = (r.q, r.w, r.v, r.a, r.b, r.log_decay)
     kinds = (partial(_dplr_chunks, of, r.before) for of in (_Factored.of, _Anchored.of))
-    o, state = evaluate_in_blocks(recurrence, streams, state, *kinds)
+    rule = partial(DPLR, before=r.before)
+    o, state = evaluate_in_blocks(rule, recurrence, streams, state, *kinds)
     return o.to(recurrence.output), state
 
 

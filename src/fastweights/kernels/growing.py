@@ -46,7 +46,7 @@ class Room:
         return torch.is_inference_mode_enabled() or not self.whole.is_inference()
 
 
-class _Place(NamedTuple):
+class _CachePart(NamedTuple):
     """The part of a room that a cache is."""
 
     room: Room
@@ -73,16 +73,16 @@ def append(cache: Tensor, new: Tensor) -> Tensor:
     room, begin, end = place
     # `data`: a graph that keeps what was there before need not mind
     room.whole.data[:, :, end : end + count] = new
-    return _Place(room, begin, end + count).view()
+    return _CachePart(room, begin, end + count).view()
 
 
-def _place_with_room(cache: Tensor, count: int) -> _Place:
+def _place_with_room(cache: Tensor, count: int) -> _CachePart:
     """A copy of the cache, behind which so many tokens are taken."""
     b, g, s, width = cache.shape
     room = max(LEAST_ROOM, s // SHARE)
     whole = cache.new_empty(b, g, s + count + room, width)
     whole[:, :, :s] = cache
-    return _Place(Room(whole, s + count), 0, s)
+    return _CachePart(Room(whole, s + count), 0, s)
 
 
 def drop_oldest(cache: Tensor, count: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,18 +43,10 @@ class BlockwiseSolve:
     solver: Solver
     plan: BlockPlan
 
-    def __call__(
-        self,
-        b: Tensor,
-        start: Tensor,
-        k: Tensor,
-        beta: Tensor,
-        ridge: Tensor,
-        log_decay: Tensor | None,
-    ) -> Tensor:
+    def __call__(self, b: Tensor, *system: Any) -> Tensor:
         pieces = []
-        for span, gram in self._blocks(start, k, beta, ridge, log_decay):
-            rows = self.plan.tiles(b[:, span], start.dtype)
+        for span, gram in self._blocks(*system):
+            rows = self.plan.tiles(b[:, span], system[0].dtype)
             solved = self.solver.solve(gram, rows.flatten(0, 2)).x.view_as(rows)
             pieces.append(self.plan.untile(solved, span.stop - span.start))
         return torch.cat(pieces, dim=1)
@@ -121,15 +114,9 @@ def solve_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor
     return o.to(recurrence.output), recurrence.final_state(gram, memory)
 
 
-def multiply(
-    x: Tensor,
-    start: Tensor,
-    k: Tensor,
-    beta: Tensor,
-    ridge: Tensor,
-    log_decay: Tensor | None,
-) -> Tensor:
+def multiply(x: Tensor, *system: Any) -> Tensor:
     """(H + Λ) x of the rest of a system."""
+    start, k, beta, ridge, log_decay = system
     return run_fastest(Decay(x, k, beta * k, log_decay), start)[0] + ridge * x
 
 

@@ -3,11 +3,19 @@ there; none of them runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
-from fastweights.kernels.tracing import assume_constant_result
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def assume_constant_result(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, which imports the compiler to set a mark."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 _device: ContextVar[str | None] = ContextVar("rehearsed", default=None)
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import gemm
-from fastweights.kernels.rehearsal import rehearsed
-from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.rehearsal import assume_constant_result, rehearsed
 from fastweights.recurrence.base import Recurrence, State
 from fastweights.recurrence.derivatives import transform_here
 

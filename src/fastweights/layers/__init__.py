@@ -3,11 +3,11 @@
 from fastweights.layers.arguments import choose, head_width, require_fraction
 from fastweights.layers.context import LayerStream, TokenContext
 from fastweights.layers.convolution import PreviousToken, ShortConvolution, TokenShift, TokenShifts
-from fastweights.layers.decay_gate import SoftplusDecay
 from fastweights.layers.experts import MLPS, Experts, Router, Routing, writers_of
 from fastweights.layers.functions import (
     LARGEST,
     LEAST_LOG,
+    POOLINGS,
     accumulate_dtype,
     both_ways,
     bounded_exp,
@@ -20,8 +20,14 @@ from fastweights.layers.functions import (
     split_heads,
     upcast,
 )
+from fastweights.layers.head_weights import (
+    LevelWeights,
+    Ranks,
+    SoftplusDecay,
+    init_softplus_decay,
+    softplus_decay,
+)
 from fastweights.layers.implicit_filter import ImplicitFilter
-from fastweights.layers.levels import LevelWeights
 from fastweights.layers.linear import Linear, project_each, project_pairs
 from fastweights.layers.mlp import MLP, GatedMLP, LowRank, factorized
 from fastweights.layers.norms import (
@@ -33,8 +39,6 @@ from fastweights.layers.norms import (
     SiLUGate,
     WholeNorm,
 )
-from fastweights.layers.pooling import POOLINGS
-from fastweights.layers.ranks import Ranks
 from fastweights.layers.rotary import Rope, rotary
 from fastweights.layers.routed import RoutedContext
 from fastweights.layers.wide import WideParameters
@@ -81,6 +85,7 @@ __all__ = [
     "factorized",
     "head_numbers",
     "head_width",
+    "init_softplus_decay",
     "init_steps",
     "l2_normalize",
     "log_gate",
@@ -88,6 +93,7 @@ __all__ = [
     "project_pairs",
     "require_fraction",
     "rotary",
+    "softplus_decay",
     "softplus_power",
     "split_heads",
     "upcast",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.recurrence.streams import with_room
+from fastweights.shapes import Embedded, Mask
 
 LARGEST = 40.0
 """The square of e to this power has room in float32."""
@@ -133,3 +135,25 @@ def init_steps(bias: Tensor) -> None:
     with torch.no_grad():
         step = torch.empty_like(bias).uniform_(math.log(1e-3), math.log(1e-1)).exp()
         nn.init.zeros_(bias).add_(step + torch.log(-torch.expm1(-step)))
+
+
+def _mean(x: Embedded, keep: Mask) -> Tensor:
+    return x.masked_fill(~keep[..., None], 0).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+
+
+def _first(x: Embedded, keep: Mask) -> Tensor:
+    return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
+
+
+def _last(x: Embedded, keep: Mask) -> Tensor:
+    return _first(x.flip(1), keep.flip(1))
+
+
+POOLINGS: dict[str, Callable[[Embedded, Mask], Tensor]] = {
+    "mean": _mean,
+    "first": _first,
+    "last": _last,
+}
+"""Ways to make one vector ``[b d]`` of a sequence ``x [b t d]``, by name; ``keep [b t]`` is False
+for padding.
+"""

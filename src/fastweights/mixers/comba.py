@@ -5,25 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fastweights.layers import (
-    HeadNorm,
-    Linear,
-    ShortConvolution,
-    SoftplusDecay,
-    TokenContext,
-    head_width,
-    l2_normalize,
-    project_each,
-    split_heads,
-)
+from fastweights.layers import HeadNorm, SoftplusDecay, TokenContext, head_width, project_each
 from fastweights.layers.arguments import Count, NonNegative, Positive
-from fastweights.mixer import Mixer
+from fastweights.mixer import DeltaMixer
 from fastweights.recurrence import DPLR
 from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
-class Comba(Mixer):
+class Comba(DeltaMixer):
     """
     f_q  L2(SiLU(conv(x W_Q))) - D p  f_α  exp(-a softplus(x W_α + b_α)), one per head
     f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
@@ -50,19 +40,11 @@ class Comba(Mixer):
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
     ) -> None:
-        super().__init__(d)
         keys, values = round(expand_k * d), round(expand_v * d)
-        self.heads, self.renormalized, self.floor = heads, renormalized, floor
-        self.scale = head_width("d_k", keys, heads) ** -0.5
-        self.W_q = Linear(d, keys, bias=False)
-        self.W_k = Linear(d, keys, bias=False)
-        self.W_v = Linear(d, values, bias=False)
-        self.W_beta = Linear(d, heads, bias=False)
-        self.W_alpha = Linear(d, heads, bias=False)
-        self.W_g = Linear(d, values, bias=False)
-        self.W_o = Linear(values, d, bias=False)
-        self.conv_q, self.conv_k = ShortConvolution(keys, conv), ShortConvolution(keys, conv)
-        self.conv_v = ShortConvolution(values, conv)
+        super().__init__(d, heads, head_width("d_k", keys, heads), floor=floor)
+        self.renormalized = renormalized
+        self.add_layers(q=keys, k=keys, v=values, beta=heads, alpha=heads, g=values)
+        self.add_convolutions(values, conv)
         self.decay = SoftplusDecay(heads)
         self.delta, self.D = (nn.Parameter(torch.empty(heads)) for _ in range(2))
         width = head_width("d_v", values, heads)
@@ -78,19 +60,16 @@ class Comba(Mixer):
         q, k, v, beta, alpha, gate = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
-        q, k, v = (
-            split_heads(conv(with_room(s), past, silu=True), self.heads)
-            for s, conv in ((q, self.conv_q), (k, self.conv_k), (v, self.conv_v))
-        )
+        q, k, v = self.convolve(past, q, k, with_room(v))
         q, k, p = self._correct(q, k)
-        w = with_room(beta).sigmoid()[..., None] * k
-        return DPLR(q * self.scale, w, v, p, None, self.decay(alpha)), gate.sigmoid()
+        return DPLR(
+            q * self.scale, self.beta(beta) * k, v, p, None, self.decay(alpha)
+        ), gate.sigmoid()
 
-    def _correct(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _correct(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """q - D p, k and p."""
         feedback, D = self.delta.sigmoid()[:, None], self.D[:, None]
         if self.renormalized:
-            q, p = q - D * feedback * k, feedback * k
-            return tuple(l2_normalize(s, self.floor) for s in (q, k, p))  # type: ignore[return-value]
-        q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
-        return q - D * feedback * k, k, feedback * k
+            return self.normalize(q - D * feedback * k, k, feedback * k)
+        q, k = self.normalize(q, k)
+        return [q - D * feedback * k, k, feedback * k]

@@ -4,24 +4,14 @@ al., 2024).
 
 from __future__ import annotations
 
-from fastweights.layers import (
-    HeadNorm,
-    Linear,
-    ShortConvolution,
-    TokenContext,
-    head_width,
-    l2_normalize,
-    project_each,
-    split_heads,
-)
+from fastweights.layers import HeadNorm, TokenContext, head_width, project_each
 from fastweights.layers.arguments import Count, NonNegative, Positive
-from fastweights.mixer import Mixer
+from fastweights.mixer import DeltaMixer
 from fastweights.recurrence import Delta
-from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
-class DeltaNet(Mixer):
+class DeltaNet(DeltaMixer):
     """
     f_q  L2(SiLU(conv(x W_Q)))        f_α  1
     f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
@@ -42,24 +32,14 @@ class DeltaNet(Mixer):
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
     ) -> None:
-        super().__init__(d)
         width = head_width("d", d, heads)
-        self.heads, self.scale, self.largest = heads, width**-0.5, 2.0 if negative else 1.0
-        self.floor = floor
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
-        self.W_beta = Linear(d, heads, bias=False)
-        self.W_o = Linear(d, d, bias=False)
-        self.conv_q, self.conv_k, self.conv_v = (ShortConvolution(d, conv) for _ in "qkv")
+        super().__init__(d, heads, width, negative=negative, floor=floor)
+        self.add_layers(q=d, k=d, v=d, beta=heads)
+        self.add_convolutions(d, conv)
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, None]:
         q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
-        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
-        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
-        v = split_heads(self.conv_v(v, past, silu=True), self.heads)
-        beta = self.largest * with_room(beta).sigmoid()[..., None]
-        return Delta(
-            l2_normalize(q, self.floor) * self.scale, l2_normalize(k, self.floor), v, beta
-        ), None
+        q, k, v = self.convolve(past, q, k, v)
+        q, k = self.normalize(q, k)
+        return Delta(q * self.scale, k, v, self.beta(beta)), None

@@ -4,33 +4,28 @@ log-linear gated DeltaNet (Guo et al., 2025).
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
     LevelWeights,
-    Linear,
-    ShortConvolution,
     SiLUGate,
     TokenContext,
-    bounded_exp,
     head_width,
-    init_steps,
-    l2_normalize,
+    init_softplus_decay,
     project_each,
-    split_heads,
-    upcast,
+    softplus_decay,
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
-from fastweights.mixer import Mixer
+from fastweights.mixer import DeltaMixer
 from fastweights.recurrence import Delta, LogLinear
-from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(DeltaMixer):
     """
     f_q  L2(SiLU(conv(x W_Q)))        f_α  exp(-a softplus(x W_α + b_α)), one per head
     f_k  L2(SiLU(conv(x W_K)))        f_β  σ(x W_β), one per head
@@ -56,46 +51,32 @@ class GatedDeltaNet(Mixer):
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
     ) -> None:
-        super().__init__(d)
         keys, values = round(expand_k * d), round(expand_v * d)
+        super().__init__(d, heads, head_width("d_k", keys, heads), negative=negative, floor=floor)
         count = heads if value_heads is None else value_heads
-        self.heads, self.served = heads, head_width("value_heads", count, heads)
-        self.largest, self.floor = 2.0 if negative else 1.0, floor
-        self.scale = head_width("d_k", keys, heads) ** -0.5
-        width = head_width("d_v", values, count)
-        self.W_q = Linear(d, keys, bias=False)
-        self.W_k = Linear(d, keys, bias=False)
-        self.W_v = Linear(d, values, bias=False)
-        self.W_alpha = Linear(d, count, bias=False)
-        self.W_beta = Linear(d, count, bias=False)
-        self.W_g = Linear(d, values, bias=False)
-        self.W_o = Linear(values, d, bias=False)
-        self.conv_q, self.conv_k = ShortConvolution(keys, conv), ShortConvolution(keys, conv)
-        self.conv_v = ShortConvolution(values, conv)
+        self.served = head_width("value_heads", count, heads)
+        self.add_layers(q=keys, k=keys, v=values, alpha=count, beta=count, g=values)
+        self.add_convolutions(values, conv)
         self.log_a = nn.Parameter(torch.empty(count))
         self.b_alpha = nn.Parameter(torch.empty(count))
+        width = head_width("d_v", values, count)
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """a uniform in [1, 16]; softplus(b_α) log-uniform in [0.001, 0.1], as in Mamba-2."""
-        init_steps(self.b_alpha)
-        with torch.no_grad():
-            nn.init.uniform_(self.log_a, 1, 16).log_()
+        """As `init_softplus_decay` says."""
+        init_softplus_decay(self.log_a, self.b_alpha)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta | LogLinear, SiLUGate]:
         q, k, v, beta, alpha, gate = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
-        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
-        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
-        v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
-        beta = self.largest * with_room(beta).sigmoid()[..., None]
-        log_alpha = -bounded_exp(self.log_a) * F.softplus(upcast(alpha) + self.b_alpha)
-        q, k = l2_normalize(q, self.floor), l2_normalize(k, self.floor)
+        q, k, v = self.convolve(past, q, k, v, self.heads * self.served)
+        q, k = self.normalize(q, k)
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
-        return Delta(q * self.scale, k, v, beta, log_alpha[..., None]), SiLUGate(gate)
+        log_alpha = softplus_decay(alpha, self.log_a, self.b_alpha)
+        return Delta(q * self.scale, k, v, self.beta(beta), log_alpha), SiLUGate(gate)
 
 
 class LogLinearGatedDeltaNet(GatedDeltaNet):
@@ -125,5 +106,4 @@ class LogLinearGatedDeltaNet(GatedDeltaNet):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[LogLinear, SiLUGate]:
         rule, gate = super().project(x, past)
-        assert isinstance(rule, Delta)
-        return LogLinear(rule, self.level_weights(x)), gate
+        return LogLinear(cast(Delta, rule), self.level_weights(x)), gate

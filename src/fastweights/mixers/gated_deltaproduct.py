@@ -6,24 +6,21 @@ from __future__ import annotations
 
 from fastweights.layers import (
     HeadNorm,
-    Linear,
-    ShortConvolution,
     SiLUGate,
     SoftplusDecay,
     TokenContext,
     head_width,
-    l2_normalize,
     project_each,
     split_heads,
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
-from fastweights.mixer import Mixer
+from fastweights.mixer import DeltaMixer
 from fastweights.recurrence import Substeps
 from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
-class GatedDeltaProduct(Mixer):
+class GatedDeltaProduct(DeltaMixer):
     """
     f_q  L2(SiLU(conv(x W_Q)))        f_α  exp(-a softplus(x W_α + b_α)), one per head
     f_k  L2(SiLU(conv(x W_K)))        f_β  2 σ(x W_β), one per head
@@ -51,21 +48,12 @@ class GatedDeltaProduct(Mixer):
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
     ) -> None:
-        super().__init__(d)
         keys, values = round(expand_k * d), round(expand_v * d)
-        self.heads, self.steps, self.floor = heads, steps, floor
-        self.scale = head_width("d_k", keys, heads) ** -0.5
-        self.largest = 2.0 if negative else 1.0
-        self.W_q = Linear(d, keys, bias=False)
-        self.W_k = Linear(d, steps * keys, bias=False)
-        self.W_v = Linear(d, steps * values, bias=False)
-        self.W_beta = Linear(d, steps * heads, bias=False)
-        self.W_alpha = Linear(d, heads, bias=False)
-        self.W_g = Linear(d, values, bias=False)
-        self.W_o = Linear(values, d, bias=False)
-        self.conv_q = ShortConvolution(keys, conv)
-        self.conv_k = ShortConvolution(steps * keys, conv)
-        self.conv_v = ShortConvolution(steps * values, conv)
+        super().__init__(d, heads, head_width("d_k", keys, heads), negative=negative, floor=floor)
+        self.steps = steps
+        self.add_layers(q=keys, k=steps * keys, v=steps * values)
+        self.add_layers(beta=steps * heads, alpha=heads, g=values)
+        self.add_convolutions(values, conv)
         self.decay = SoftplusDecay(heads)
         width = head_width("d_v", values, heads)
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
@@ -76,8 +64,10 @@ class GatedDeltaProduct(Mixer):
         )
         each = (self.steps, self.heads, -1)
         q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
-        k = l2_normalize(self.conv_k(with_room(k), past, silu=True).unflatten(-1, each), self.floor)
+        k = self.conv_k(with_room(k), past, silu=True).unflatten(-1, each)
         v = self.conv_v(v, past, silu=True).unflatten(-1, each)
-        beta = self.largest * with_room(beta).sigmoid().unflatten(-1, each)
-        q = l2_normalize(q, self.floor) * self.scale
-        return Substeps.of(q, beta * k, v, k, log_decay=self.decay(alpha)), SiLUGate(gate)
+        q, k = self.normalize(q, k)
+        beta = self.beta(beta).unflatten(2, each[:2])
+        return Substeps.of(q * self.scale, beta * k, v, k, log_decay=self.decay(alpha)), SiLUGate(
+            gate
+        )

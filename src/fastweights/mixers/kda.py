@@ -8,26 +8,22 @@ from torch.nn import functional as F
 
 from fastweights.layers import (
     HeadNorm,
-    Linear,
-    ShortConvolution,
     TokenContext,
     bounded_exp,
     factorized,
     head_width,
-    init_steps,
-    l2_normalize,
+    init_softplus_decay,
     project_each,
     split_heads,
     upcast,
 )
 from fastweights.layers.arguments import Count, Positive
-from fastweights.mixer import Mixer
+from fastweights.mixer import DeltaMixer
 from fastweights.recurrence import Delta
-from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
-class KDA(Mixer):
+class KDA(DeltaMixer):
     """
     f_q  L2(SiLU(conv(x W_Q)))   f_α  exp(-a softplus(x W¹_α W²_α + b_α)), one per channel of k
     f_k  L2(SiLU(conv(x W_K)))   f_β  σ(x W_β), one per head
@@ -58,19 +54,15 @@ class KDA(Mixer):
         low_rank: bool = True,
         eps: Positive = 1e-5,
     ) -> None:
-        super().__init__(d)
         width = head_width("d", d, heads) if width is None else width
+        super().__init__(d, heads, width, negative=negative, floor=1e-6)
         count = heads if value_heads is None else value_heads
-        self.heads, self.served = heads, head_width("value_heads", count, heads)
-        self.largest, self.lowest, self.scale = 2.0 if negative else 1.0, lowest, width**-0.5
+        self.served, self.lowest = head_width("value_heads", count, heads), lowest
         keys, values = width * heads, width * count
-        self.W_q, self.W_k, self.W_v = (Linear(d, n, bias=False) for n in (keys, keys, values))
-        self.W_beta = Linear(d, count, bias=False)
+        self.add_layers(q=keys, k=keys, v=values, beta=count)
         self.W_alpha = factorized(d, width if low_rank else None, values, bias=False)
         self.W_g = factorized(d, width if low_rank else None, values, bias=True)
-        self.W_o = Linear(values, d, bias=False)
-        self.conv_q, self.conv_k = (ShortConvolution(keys, conv) for _ in "qk")
-        self.conv_v = ShortConvolution(values, conv)
+        self.add_convolutions(values, conv)
         self.log_a = nn.Parameter(torch.empty(count))
         self.b_alpha = nn.Parameter(torch.empty(values))
         self.norm = HeadNorm(width, center=False, affine=True, eps=eps)
@@ -78,20 +70,16 @@ class KDA(Mixer):
 
     def reset_parameters(self) -> None:
         """As in gated DeltaNet; a = 1 for the safe gate."""
-        init_steps(self.b_alpha)
-        with torch.no_grad():
-            nn.init.uniform_(self.log_a, 1, 1 if self.lowest else 16).log_()
+        init_softplus_decay(self.log_a, self.b_alpha, 1 if self.lowest else 16)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, Tensor]:
         q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
-        q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
-        k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
-        q, k = l2_normalize(q, 1e-6), l2_normalize(k, 1e-6)
-        v = split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
+        q, k, v = self.convolve(past, q, k, v, self.heads * self.served)
+        q, k = self.normalize(q, k)
         if self.served > 1:
             q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
-        beta = self.largest * with_room(beta).sigmoid()[..., None]
-        return Delta(q * self.scale, k, v, beta, self._log_decay(x)), self.W_g(x).sigmoid()
+        rule = Delta(q * self.scale, k, v, self.beta(beta), self._log_decay(x))
+        return rule, self.W_g(x).sigmoid()
 
     def _log_decay(self, x: Embedded) -> Tensor:
         z = split_heads(upcast(self.W_alpha(x)) + self.b_alpha, len(self.log_a))

@@ -4,6 +4,8 @@ every age of tokens: log-linear Mamba-2 (Guo et al., 2025).
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,8 +79,8 @@ class Mamba2(Mixer):
     def reset_parameters(self) -> None:
         """a uniform in [1, 16]; softplus(b_Δ) log-uniform in [0.001, 0.1]."""
         init_steps(self.W_Delta.bias)
-        with torch.no_grad():
-            if self.log_a is not None:
+        if self.log_a is not None:
+            with torch.no_grad():
                 nn.init.uniform_(self.log_a, 1, 16).log_()
         nn.init.zeros_(self.conv_bias)
         nn.init.ones_(self.D)
@@ -130,5 +132,4 @@ class LogLinearMamba2(Mamba2):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[LogLinear, Tensor]:
         rule, gate = super().project(x, past)
-        assert isinstance(rule, Decay)
-        return LogLinear(rule, self.level_weights(x)), gate
+        return LogLinear(cast(Decay, rule), self.level_weights(x)), gate

@@ -62,7 +62,7 @@ class BatchFirstCache(ABC):
         self.apply(lambda x: x.repeat_interleave(repeats, dim=0))
 
 
-class Past(NamedTuple):
+class CheckpointedPast(NamedTuple):
     """Where a cache can go back to.
 
     Attributes:
@@ -75,7 +75,7 @@ class Past(NamedTuple):
     tokens: int
     since: Tokens
 
-    def map(self, f: Callable[[Tensor], Tensor]) -> Past:
+    def map(self, f: Callable[[Tensor], Tensor]) -> CheckpointedPast:
         """Apply `f` to every tensor."""
         states = tuple(state.map(f) for state in self.states)
         return self._replace(states=states, since=self.since.map(f))
@@ -107,7 +107,7 @@ class FastWeightsCache(BatchFirstCache, CountingCache):
         """Forget everything."""
         self.states: tuple[LayerState, ...] = ()
         self.tokens = 0
-        self.past: Past | None = None
+        self.past: CheckpointedPast | None = None
         self.unread: Tokens | None = None
 
     def advance(self, states: Sequence[LayerState], tokens: int) -> None:
@@ -182,7 +182,7 @@ class FastWeightsCache(BatchFirstCache, CountingCache):
             yield settling
             self.past = None
         if self.past is None or self.past.since.length + tokens.length > LONGEST_PAST:
-            self.past = Past(self.states, self.tokens, tokens)
+            self.past = CheckpointedPast(self.states, self.tokens, tokens)
         else:
             self.past = self.past._replace(since=tokens.after(self.past.since))
         yield tokens

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fastweights.kernels.triton.places import in_place
+from fastweights.kernels.triton.streams import in_place
 from fastweights.mixers.fox import FoX
 from fastweights.mixers.mla import MLA
 from fastweights.mixers.shared import SharedAttention

@@ -50,8 +50,7 @@ from fastweights.models.loss import (
     next_token_loss,
     select_targets,
 )
-from fastweights.models.packing import Boundaries
-from fastweights.models.reading import tokens_of_sequences, tokens_of_slice
+from fastweights.models.packing import Boundaries, tokens_of_sequences, tokens_of_slice
 from fastweights.models.tokens import Tokens
 from fastweights.shapes import Embedded, Mask, Segments
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastweights.mixer import differ_for_good
 from fastweights.models.cache import FastWeightsCache
-from fastweights.models.looking import cheap_to_look_at, worth_waiting_for
+from fastweights.models.tokens import cheap_to_look_at, worth_waiting_for
 from fastweights.shapes import Embedded, Mask
 from fastweights.text import IGNORE_INDEX
 

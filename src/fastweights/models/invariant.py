@@ -24,7 +24,7 @@ ALIGNMENT = 64
 
 
 @dataclass
-class Row:
+class RowCache:
     """What has been read of one sequence.
 
     Attributes:
@@ -46,7 +46,7 @@ class RowCaches(CountingCache):
 
     def __init__(self, batch: int) -> None:
         super().__init__()
-        self.rows = [Row() for _ in range(batch)]
+        self.rows = [RowCache() for _ in range(batch)]
         self.columns = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -111,7 +111,7 @@ def batch_invariant(model: PreTrainedModel) -> Iterator[None]:
             is to be returned, documents in one row, a cache that was not made inside the block, or
             one where gradients are followed
     """
-    reader = _Reader.of(model)
+    reader = _RowReader.of(model)
     with torch.no_grad():
         _align(model)
     owned = "forward" in vars(model)
@@ -146,7 +146,7 @@ def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _RowReader:
     """A model as it was before.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Reader:
     arguments: frozenset[str]
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> _Reader:
+    def of(cls, model: PreTrainedModel) -> _RowReader:
         arguments = frozenset(inspect.signature(model.forward).parameters)
         cache = next((name for name in CACHES if name in arguments), None)
         if cache is None or "input_ids" not in arguments:
@@ -173,7 +173,7 @@ class _Reader:
         return cls(model, model.forward, cache, arguments)
 
     @torch.no_grad()
-    def read_token(self, token: Tensor, row: Row) -> Any:
+    def read_token(self, token: Tensor, row: RowCache) -> Any:
         """What the model returns of one token ``[1 1]`` behind those of the row."""
         given: dict[str, Any] = {self.cache: row.cache, "use_cache": True, "return_dict": True}
         if "position_ids" in self.arguments:
@@ -196,7 +196,7 @@ class _WithGradients(torch.autograd.Function):
         return None, grads[0]
 
 
-def _read(reader: _Reader, input_ids: Tensor | None = None, **given: Any) -> Any:
+def _read(reader: _RowReader, input_ids: Tensor | None = None, **given: Any) -> Any:
     """The forward of a model inside `batch_invariant`."""
     mask, positions = given.pop("attention_mask", None), given.pop("position_ids", None)
     earlier, use_cache = take_cache(given), given.pop("use_cache", None)
@@ -222,7 +222,7 @@ def _read(reader: _Reader, input_ids: Tensor | None = None, **given: Any) -> Any
 
 
 def _read_rows(
-    reader: _Reader, ids: Tensor, present: Tensor, rows: Sequence[Row]
+    reader: _RowReader, ids: Tensor, present: Tensor, rows: Sequence[RowCache]
 ) -> tuple[type, Tensor]:
     """The class of what the model returns, and the logits ``[b t vocab]``, zeros at padding."""
     read: dict[tuple[int, int], Tensor] = {}
@@ -316,7 +316,7 @@ def _present(mask: Tensor | None, ids: Tensor) -> Tensor:
     return mask[:, -ids.shape[1] :].bool()
 
 
-def _require_positions(positions: Tensor | None, present: Tensor, rows: Sequence[Row]) -> None:
+def _require_positions(positions: Tensor | None, present: Tensor, rows: Sequence[RowCache]) -> None:
     """Raise unless positions are the count of a row's tokens: others tell of documents."""
     if positions is None:
         return

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from fastweights.layers import TokenContext
-from fastweights.models.looking import cheap_to_look_at, worth_waiting_for
+from fastweights.models.cache import FastWeightsCache
+from fastweights.models.inputs import keep_mask_of
+from fastweights.models.tokens import Tokens, cheap_to_look_at, worth_waiting_for
 from fastweights.recurrence.streams import find_segment_starts
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -153,3 +155,29 @@ def _marked(x: Embedded, places: Tensor) -> Mask:
     starts = torch.zeros(x.shape[0] * x.shape[1], dtype=torch.bool, device=x.device)
     starts[places.to(x.device, torch.long)] = True
     return starts.view(x.shape[:2])
+
+
+def tokens_of_sequences(
+    x: Embedded,
+    attention_mask: Tensor | None,
+    cache: FastWeightsCache,
+    segments: Segments | None,
+    position_ids: Tensor | None,
+    boundaries: Boundaries,
+) -> Tokens:
+    """Tokens that follow those of `cache`, with what tells their documents apart."""
+    keep = keep_mask_of(attention_mask, x, cache.get_seq_length())
+    segments = segments_of(x, keep, segments, position_ids, boundaries)
+    if position_ids is not None:
+        require_counted_positions(position_ids, x, cache.position, keep, segments)
+    return Tokens(x, keep, segments, follows=position_ids is None)
+
+
+def tokens_of_slice(
+    x: Embedded, attention_mask: Tensor | None, segments: Segments | None
+) -> Tokens:
+    """Tokens of sequences whose others are on other processes: `segments` number the documents of
+    whole sequences, and a mask stays one, as the others may have padding.
+    """
+    keep = None if attention_mask is None else attention_mask.to(x.device, torch.bool)
+    return Tokens(x, keep, None if segments is None else segments.to(x.device))

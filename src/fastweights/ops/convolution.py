@@ -15,7 +15,7 @@ from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, select
 from fastweights.kernels.triton import convolution as triton
 from fastweights.kernels.triton.launch import DEVICES
-from fastweights.kernels.triton.operator import Operator, Streams
+from fastweights.kernels.triton.operator import Streams, TritonOperator
 from fastweights.recurrence.derivatives import differentiable_by
 
 
@@ -115,17 +115,17 @@ def convolve_by_triton(convolution: Convolution) -> tuple[Tensor, Tensor]:
     streams, silu = convolution[:-1], convolution.silu
     if triton.is_token_alone(streams):
         return triton.convolve_token(silu, streams)
-    y, following = TRITON_CONVOLUTION(triton.Settings(silu), *streams)
+    y, following = TRITON_CONVOLUTION(triton.ConvolutionSettings(silu), *streams)
     return y, following
 
 
-def _define(settings: triton.Settings, streams: Streams) -> tuple[Tensor, Tensor]:
+def _define(settings: triton.ConvolutionSettings, streams: Streams) -> tuple[Tensor, Tensor]:
     return convolve_by_taps(Convolution(*streams, silu=settings.silu))  # type: ignore[arg-type]
 
 
-TRITON_CONVOLUTION = Operator(
+TRITON_CONVOLUTION = TritonOperator(
     "convolution",
-    triton.Settings,
+    triton.ConvolutionSettings,
     ("tail", "x", "taps", "document", "bias"),
     2,
     triton.forward,
@@ -170,10 +170,10 @@ def _side_by_side(
     )
 
 
-def _problem(convolution: Convolution) -> abi.Convolution:
+def _problem(convolution: Convolution) -> abi.ConvolutionCall:
     """Sizes and inputs, without results."""
     (b, t, d), taps = convolution.x.shape, len(convolution.taps)
-    return abi.Convolution(
+    return abi.ConvolutionCall(
         b,
         t,
         d,

@@ -124,8 +124,8 @@ def normalize_by_triton(norm: Norm) -> Tensor:
     return triton.forward(_settings(norm), *norm.streams)
 
 
-def _settings(norm: Norm) -> triton.Settings:
-    return triton.Settings(norm.eps, isinstance(norm, LayerNorm), norm.silu)
+def _settings(norm: Norm) -> triton.NormSettings:
+    return triton.NormSettings(norm.eps, isinstance(norm, LayerNorm), norm.silu)
 
 
 def _refuses_triton(norm: Norm) -> str | None:
@@ -180,10 +180,12 @@ def _refuses_native(norm: RMSNorm) -> str | None:
     return library.refuse_tensors(norm.x, norm.weight, dtypes=library.NARROW)
 
 
-def _problem(x: Tensor, weight: Tensor | None, eps: float, **results: Tensor | None) -> abi.Norm:
+def _problem(
+    x: Tensor, weight: Tensor | None, eps: float, **results: Tensor | None
+) -> abi.NormCall:
     n, width = x.numel(), x.shape[-1]
     narrow, weight = x.dtype == torch.bfloat16, None if weight is None else weight.float()
-    return abi.Norm(n // width, width, library.threads(n), narrow, eps, x, weight, **results)
+    return abi.NormCall(n // width, width, library.threads(n), narrow, eps, x, weight, **results)
 
 
 def _forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

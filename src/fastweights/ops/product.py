@@ -101,7 +101,7 @@ def _call(products: tuple[Product, ...]) -> list[Tensor]:
         (outputs, inputs), x, behind = weight.shape, x.contiguous(), behind - 1
         y = torch.empty(*x.shape[:-1], outputs)
         sizes = (x.numel() // inputs, inputs, outputs, threads)
-        problems.append(abi.Product(*sizes, x, weight, bias, y, behind))
+        problems.append(abi.ProductCall(*sizes, x, weight, bias, y, behind))
     library.call("fw_product", *problems)
     return [problem.y for problem in problems]
 

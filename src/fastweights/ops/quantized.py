@@ -50,7 +50,9 @@ def _multiply_rows(product: QuantizedProduct) -> Tensor:
     threads = 1 if weight.numel() < WORTH_SHARING else library.threads(weight.numel())
     y = torch.empty(*x.shape[:-1], outputs)
     sizes = (x.numel() // inputs, inputs, outputs, threads)
-    library.call("fw_quantized_product", abi.QuantizedProduct(*sizes, x, weight, scale, bias, y))
+    library.call(
+        "fw_quantized_product", abi.QuantizedProductCall(*sizes, x, weight, scale, bias, y)
+    )
     return y
 
 

@@ -54,7 +54,7 @@ def rotate_natively(rotation: Rotation) -> Tensor:
     """By rotation.c."""
     (b, t, h, width), y = rotation.x.shape, empty(*rotation.x.shape)
     threads = library.threads(y.numel())
-    library.call("fw_rotate", abi.Rotation(b, t, h, width, threads, *rotation.streams, y))
+    library.call("fw_rotate", abi.RotationCall(b, t, h, width, threads, *rotation.streams, y))
     return y
 
 

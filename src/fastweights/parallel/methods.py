@@ -20,7 +20,7 @@ from fastweights.recurrence.streams import pack_state, state_parts
 
 
 @dataclass(frozen=True)
-class Sharded(Method):
+class ShardedMethod(Method):
     """A way to evaluate a record of which every process holds a slice of time.
 
     The processes of `group` hold contiguous slices of the same sequences, of one length, in the
@@ -59,7 +59,7 @@ class Sharded(Method):
 
 
 @dataclass(frozen=True)
-class TimeSharded(Sharded):
+class TimeSharded(ShardedMethod):
     """Every process evaluates its slice of time; what travels is one state and one transition.
 
     Each process finds what its tokens do to whatever state is before them (`Recurrence.effect`,
@@ -90,7 +90,7 @@ class TimeSharded(Sharded):
 
 
 @dataclass(frozen=True)
-class HeadSharded(Sharded):
+class HeadSharded(ShardedMethod):
     """Every process evaluates all tokens of some of the heads: one all-to-all before, one after.
 
     Works for every rule, softmax and one's own included. The bytes that a process sends are those
@@ -190,7 +190,7 @@ class HeadSharded(Sharded):
 
 
 @dataclass(frozen=True)
-class HybridSharded(Sharded):
+class HybridSharded(ShardedMethod):
     """`TimeSharded` where the rule has a state of a fixed size, `HeadSharded` for the others, such
     as the softmax layers of a hybrid.
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fastweights.analysis.cost import PASSES
 from fastweights.budget import NoRoomError, Workload
 from fastweights.budget.footprint import without_numbers
-from fastweights.budget.ledger import Ledger
+from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.memory import FLOAT, RESERVE
 from fastweights.kernels.triton.chips import Chip
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
@@ -193,7 +193,7 @@ def _measure(
     with without_numbers(chip):
         _take_numbers(model)
         ids = torch.zeros(sequences, length, dtype=torch.long)
-        with Ledger() as ledger, FlopCounterMode(display=False) as counter:
+        with MemoryLedger() as ledger, FlopCounterMode(display=False) as counter:
             ledger.know(ids, *model.parameters(), *model.buffers())
             _go(model, stage, ids)
     return {

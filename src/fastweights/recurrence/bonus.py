@@ -23,11 +23,12 @@ from fastweights.recurrence.streams import (
     require_width,
 )
 from fastweights.recurrence.transition import DelayedTransition
+from fastweights.recurrence.wrapper import Composed
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Values
 
 
 @dataclass(frozen=True, eq=False)
-class Bonus(MatrixRule[Tensor]):
+class Bonus(Composed[Tensor], MatrixRule[Tensor]):
     """The query reads the state before its token, and the token with a weight of its own.
 
     o_t = q_t S_{t-1} + bonus_t v_t ;  S_t = diag(α_t) S_{t-1} + k_tᵀ v_t
@@ -59,18 +60,12 @@ class Bonus(MatrixRule[Tensor]):
         v = self.v.to(self.accumulator).expand(*self.shape, -1)
         return Decay(self.q.roll(-1, dims=1), self.k, v, self.log_decay)
 
-    def complete_output(self, o: Tensor, state: Tensor) -> Output:
-        """The output, from that of `shift_queries` and the state before the first token."""
+    def evaluate_with(self, evaluate: Evaluation, state: Tensor) -> tuple[Output, Tensor]:
+        """(o, state) from the plain rule, read one token behind."""
+        o, after = evaluate(self.shift_queries(), state)
         first = (heads_first(self.q[:, :1], state.dtype) @ state).transpose(1, 2)
-        return (torch.cat([first, o[:, :-1]], dim=1) + self.bonus * self.v).to(self.output)
-
-    def step(self, state: Tensor) -> tuple[Output, Tensor]:
-        o, after = self.shift_queries().step(state)
-        return self.complete_output(o, state), after
-
-    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        o, after = self.shift_queries().chunk(state)
-        return self.complete_output(o, state), after
+        o = torch.cat([first, o[:, :-1]], dim=1) + self.bonus * self.v
+        return o.to(self.output), after
 
     def attention_map(self) -> Map:
         below = F.pad(self.shift_queries().attention_map()[..., :-1, :], (0, 0, 1, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -15,12 +14,12 @@ from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, Scales, merge_scales
 from fastweights.recurrence.streams import mask_stream, reciprocal_or_zero, require_width
-from fastweights.recurrence.wrapper import Wrapper
+from fastweights.recurrence.wrapper import Composed, Wrapper
 from fastweights.shapes import Map, Mask, Output, PerToken
 
 
 @dataclass(frozen=True, eq=False)
-class Normalized(Wrapper[Tensor]):
+class Normalized(Composed[Tensor], Wrapper[Tensor]):
     """The output is divided by the sum of its weights.
 
     o_t = q_t S_t / n_t, n_t = q_t z_t, or max(|q_t z_t|, floor_t)
@@ -57,11 +56,9 @@ class Normalized(Wrapper[Tensor]):
         ((*before, v),) = self.inner.state_shapes
         return ((*before, v + 1),)
 
-    def step(self, state: Tensor) -> tuple[Output, Tensor]:
-        return self.divide_output(self.append_ones().step(state))
-
-    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        return self.divide_output(self.append_ones().chunk(state))
+    def evaluate_with(self, evaluate: Evaluation, state: Tensor) -> tuple[Output, Tensor]:
+        """(o, state) from the inner record with its column of ones."""
+        return self.divide_output(evaluate(self.append_ones(), state))
 
     def effect(self, evaluate: Evaluation) -> Effect[Tensor]:
         return self.append_ones().effect(evaluate)
@@ -119,7 +116,7 @@ class Normalized(Wrapper[Tensor]):
 
 
 @dataclass(frozen=True, eq=False)
-class Amplified(Wrapper[tuple[Tensor, Tensor]]):
+class Amplified(Composed[tuple[Tensor, Tensor]], Wrapper[tuple[Tensor, Tensor]]):
     """`Normalized` with exponential gates of any size: e^{w_t} k_t for k_t.
 
     e^{w_t} also multiplies the token's skip or bonus; the floor it does not. Any finite w_t is
@@ -173,18 +170,10 @@ class Amplified(Wrapper[tuple[Tensor, Tensor]]):
         )
         return memory, m + self.initial_log_scale
 
-    def step(self, state: tuple[Tensor, Tensor]) -> tuple[Output, tuple[Tensor, Tensor]]:
-        return self.evaluate_with(Normalized.step, state)
-
-    def chunk(self, state: tuple[Tensor, Tensor]) -> tuple[Output, tuple[Tensor, Tensor]]:
-        return self.evaluate_with(Normalized.chunk, state)
-
     def evaluate_with(
-        self,
-        evaluate: Callable[[Normalized, Tensor], tuple[Tensor, Tensor]],
-        state: tuple[Tensor, Tensor],
+        self, evaluate: Evaluation, state: tuple[Tensor, Tensor]
     ) -> tuple[Output, tuple[Tensor, Tensor]]:
-        """(o, state) by an evaluation of the rescaled record."""
+        """(o, state) from the rescaled record."""
         memory, m = state
         record, m = self.rescale(m)
         o, memory = evaluate(record, memory)

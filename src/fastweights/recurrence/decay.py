@@ -75,7 +75,6 @@ class Decay(MatrixRule[Tensor]):
         return self.add_skip(o.transpose(1, 2)), products.advance(state, v)
 
     def add_skip(self, o: Tensor) -> Output:
-        """The output from ``q_t S_t [b t h v]``: the skip added, in the streams' dtype."""
         if self.skip is not None:
             o = o + self.skip * self.v
         return o.to(self.output)

@@ -101,7 +101,7 @@ class DPLR(MatrixRule[Tensor]):
         """Over the keys."""
         return parts[0] if self.b is None else parts.sum(0)
 
-    def _products(self) -> _Products:
+    def _products(self) -> _ErasingProducts:
         b, t, h = self.shape
         named = (self.q, self.a, self.w, *([] if self.b is None else [self.b]))
         q, a, *keys = (expand_time(self, s).expand(b, h, t, -1) for s in named)
@@ -115,9 +115,9 @@ class DPLR(MatrixRule[Tensor]):
         if self.reads_undecayed:
             erased = F.pad(inner[:, 1, ..., :-1, :], (0, 0, 1, 0))
             erasing = torch.cat([a[..., :1, :], erasing[..., :-1, :]], -2)
-        return _Products(inner[:, 0], erased, query[0], erasing, key[:, 0], carry)
+        return _ErasingProducts(inner[:, 0], erased, query[0], erasing, key[:, 0], carry)
 
-    def _written(self, p: _Products, values: Tensor, read: Tensor) -> Tensor:
+    def _written(self, p: _ErasingProducts, values: Tensor, read: Tensor) -> Tensor:
         """What is written under each key, of `values` and what a has `read` of S_0."""
         if self.b is None:
             return _solve(p.erased[0], values - read)[None]
@@ -158,7 +158,7 @@ class DPLR(MatrixRule[Tensor]):
         return h * (size * (8 * k + 7 * v) + 8 * k * v)
 
 
-class _Products(NamedTuple):
+class _ErasingProducts(NamedTuple):
     """What a chunk needs of its queries, of the n keys that write (w, and b where it is another)
     and of its decays.
 

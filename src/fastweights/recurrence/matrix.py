@@ -12,7 +12,7 @@ from fastweights.recurrence.base import Evaluation, Recurrence, S, add_resets, c
 from fastweights.recurrence.effects import DenseEffect, Effect
 from fastweights.recurrence.scales import Scales
 from fastweights.recurrence.streams import mask_stream
-from fastweights.shapes import Keys, LogDecay, Mask, Values
+from fastweights.shapes import Keys, LogDecay, Mask, Output, Values
 
 
 class MatrixRule(Recurrence[S]):
@@ -25,6 +25,7 @@ class MatrixRule(Recurrence[S]):
     Attributes:
         writes: the streams of which a token that is padding has zeros, besides its log decay
         carries_sign: the streams that the sign of a `Signed` record's decay goes onto
+        reads_undecayed: whether what erases reads the state before it decays
     """
 
     q: Keys
@@ -35,6 +36,10 @@ class MatrixRule(Recurrence[S]):
     carries_sign: ClassVar[tuple[str, ...]] = ("q", "v")
 
     @property
+    def reads_undecayed(self) -> bool:
+        return False
+
+    @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         b, _, h = self.shape
         return ((b, h, self.q.shape[-1], self.v.shape[-1]),)
@@ -42,6 +47,10 @@ class MatrixRule(Recurrence[S]):
     @property
     def values(self) -> int:
         return self.v.shape[-1]
+
+    def add_skip(self, o: Tensor) -> Output:
+        """The output from ``q_t S_t [b t h v]``: with the skip of a rule that has one."""
+        return o.to(self.output)
 
     def keep(self, mask: Mask) -> Self:
         check_mask(self, mask, "keep mask")

@@ -21,6 +21,7 @@ from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import ShapeError, mask_stream, require_width
+from fastweights.recurrence.wrapper import Composed
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output, PerToken, Values
 
 States = tuple[Tensor, Tensor]
@@ -30,7 +31,7 @@ EMPTY = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Preconditioned(MatrixRule[States]):
+class Preconditioned(Composed[States], MatrixRule[States]):
     """The delta rule with another write key: k ⊙ M, M from the squares of the keys so far.
 
     A_t = γ_t A_{t-1} + ρ_t k_t² ;  M_t = X^(-r / (1 + |r|)), r = log A_t - c ;
@@ -86,7 +87,7 @@ class Preconditioned(MatrixRule[States]):
         return (b, h, 1, keys), (b, h, keys, self.v.shape[-1])
 
     def evaluate_with(self, evaluate: Evaluation, state: States) -> tuple[Output, States]:
-        """(o, state) by the way in which `evaluate` evaluates the two rules inside."""
+        """(o, state) from the squares of the keys, then the rule that they precondition."""
         curvature, memory = state
         squares, curvature = evaluate(self.squares(), curvature)
         o, memory = evaluate(self.rule(squares), memory)
@@ -104,12 +105,6 @@ class Preconditioned(MatrixRule[States]):
         M = (-math.log(self.spread) * r / (1 + r.abs())).exp()
         w = (self.beta * self.k * M).to(self.k.dtype)
         return DPLR(self.q, w, self.v, self.k, None, self.log_decay)
-
-    def step(self, state: States) -> tuple[Output, States]:
-        return self.evaluate_with(lambda rule, before: rule.step(before), state)
-
-    def chunk(self, state: States) -> tuple[Output, States]:
-        return self.evaluate_with(lambda rule, before: rule.chunk(before), state)
 
     def as_dplr(self) -> DPLR:
         """The rule of S from the empty state, whose write keys depend on the keys before."""

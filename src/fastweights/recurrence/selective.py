@@ -13,11 +13,12 @@ from fastweights.recurrence.effects import DiagonalEffect, Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import require_width
+from fastweights.recurrence.wrapper import Composed
 from fastweights.shapes import Keys, Map, Output, PerToken, Values
 
 
 @dataclass(frozen=True, eq=False)
-class Selective(MatrixRule[Tensor]):
+class Selective(Composed[Tensor], MatrixRule[Tensor]):
     """`Decay` whose log α_t = log_decay_t · rate, which a kernel need not write out.
 
     Source: Mamba, whose log α_t = -Δ_t exp(log A) is N times as large as Δ.
@@ -72,11 +73,9 @@ class Selective(MatrixRule[Tensor]):
     def reader(self) -> Recurrence:
         return self.plain
 
-    def step(self, state: Tensor) -> tuple[Output, Tensor]:
-        return self.plain.step(state)
-
-    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        return self.plain.chunk(state)
+    def evaluate_with(self, evaluate: Evaluation, state: Tensor) -> tuple[Output, Tensor]:
+        """(o, state) from the plain rule."""
+        return evaluate(self.plain, state)
 
     def attention_map(self) -> Map:
         return self.plain.attention_map()

@@ -18,12 +18,12 @@ from fastweights.recurrence.transition import (
     ErasingTransition,
     RankOneTransition,
 )
-from fastweights.recurrence.wrapper import Wrapper
+from fastweights.recurrence.wrapper import Composed, Wrapper
 from fastweights.shapes import Map, Mask, Output, PerToken
 
 
 @dataclass(frozen=True, eq=False)
-class Signed(Wrapper[S], Generic[S]):
+class Signed(Composed[S], Wrapper[S], Generic[S]):
     """The inner rule with a decay of either sign: log |α_t| is the inner record's, the sign of α_t
     stands here.
 
@@ -54,20 +54,14 @@ class Signed(Wrapper[S], Generic[S]):
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         return self.without_signs().state_shapes
 
-    def step(self, state: S) -> tuple[Output, S]:
-        return self.restore_signs(self.without_signs().step(state))
-
-    def chunk(self, state: S) -> tuple[Output, S]:
-        return self.restore_signs(self.without_signs().chunk(state))
+    def evaluate_with(self, evaluate: Evaluation, state: S) -> tuple[Output, S]:
+        """(o, state) from the record whose signs are on its streams."""
+        o, state = evaluate(self.without_signs(), state)
+        return o.to(self.output), self._times(self._signs().prod(1, keepdim=True), state)
 
     def without_signs(self) -> MatrixRule[S]:
         """The record of the inner rule whose state is σ_t S_t."""
         return self.inner.with_signs(self._signs().cumprod(1))
-
-    def restore_signs(self, evaluated: tuple[Tensor, S]) -> tuple[Output, S]:
-        """The output and state of this record from those of the unsigned one."""
-        o, state = evaluated
-        return o.to(self.output), self._times(self._signs().prod(1, keepdim=True), state)
 
     def _signs(self) -> Tensor:
         """±1 ``[b t h 1]``"""

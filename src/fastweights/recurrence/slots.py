@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Evaluation, Recurrence, add_resets, check_mask
+from fastweights.recurrence.base import Evaluation, add_resets, check_mask
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.effects import Effect, JointEffect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import heads_first, mask_stream, require_width
+from fastweights.recurrence.wrapper import Composed
 from fastweights.shapes import Keys, Map, Mask, Output, SlotDecay, SlotShares, Values
 
 SlotState = tuple[Tensor, Tensor]
 
-DecayEvaluation = Callable[[Decay, Tensor], tuple[Tensor, Any]]
-
 
 @dataclass(frozen=True, eq=False)
-class Slots(Recurrence[SlotState]):
+class Slots(Composed[SlotState]):
     """Every token is written into slots, and softmax attention reads them.
 
     K̃_t = diag(α_t) K̃_{t-1} + s_tᵀ k_t ;  Ṽ_t = diag(α_t) Ṽ_{t-1} + s_tᵀ v_t ;  o_t = softmax(q_t
@@ -75,18 +73,13 @@ class Slots(Recurrence[SlotState]):
         o = (q @ keys.mT).softmax(-1) @ values
         return o.transpose(1, 2).to(self.output), (keys, values)
 
-    def chunk(self, state: SlotState) -> tuple[Output, SlotState]:
-        return self.evaluate_with(Decay.chunk, state)
-
-    def evaluate_with(
-        self, evaluate: DecayEvaluation, state: SlotState
-    ) -> tuple[Output, SlotState]:
-        """(o, state) by an evaluation of both recurrences."""
+    def evaluate_with(self, evaluate: Evaluation, state: SlotState) -> tuple[Output, SlotState]:
+        """(o, state) from the recurrences of keys and of values."""
         weights, keys = self._match(evaluate, state[0])
         o, values = evaluate(self._recall(weights), state[1])
         return o.to(self.output), (keys, values)
 
-    def _match(self, evaluate: DecayEvaluation, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _match(self, evaluate: Evaluation, keys: Tensor) -> tuple[Tensor, Tensor]:
         """(softmax(q_t K̃_tᵀ) ``[b t h m]``, K̃ after the last token).
 
         Decays that differ between slots are those of heads, one for each slot, that have q and k
@@ -115,7 +108,7 @@ class Slots(Recurrence[SlotState]):
         keys = self.initial_state()[0]
         found = [self.write.new_zeros(*self.shape, self.slots, dtype=self.accumulator)[:, :0]]
         for piece in self.split():
-            weights, keys = piece._match(Decay.chunk, keys)
+            weights, keys = piece._match(lambda rule, before: rule.chunk(before), keys)
             found.append(weights)
         return torch.cat(found, 1)
 

@@ -159,7 +159,7 @@ class Solver(ABC):
     ) -> Tensor:
         """Solve for the operator ``build(*theta)``, differentiably in b and θ by solving once
         more."""
-        return solve_implicitly(_Solve(self, build), _Product(build), b, *theta)
+        return solve_implicitly(_Solve(self, build), _OperatorProduct(build), b, *theta)
 
     def repeat(
         self, step: Callable[[Any, Parts], Parts], operator: Operator, start: Parts, count: int
@@ -424,7 +424,7 @@ class _Solve:
 
 
 @dataclass(frozen=True)
-class _Product:
+class _OperatorProduct:
     build: Callable[..., Operator]
 
     def __call__(self, x: Tensor, *theta: Tensor) -> Tensor:

@@ -17,12 +17,12 @@ from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
 from fastweights.recurrence.streams import ShapeError, lazy_property
-from fastweights.recurrence.wrapper import Wrapper
+from fastweights.recurrence.wrapper import Composed, Wrapper
 from fastweights.shapes import Keys, LogDecay, Map, Mask, Output
 
 
 @dataclass(frozen=True, eq=False)
-class Substeps(Wrapper[Tensor]):
+class Substeps(Composed[Tensor], Wrapper[Tensor]):
     """Several steps of the inner rule per token, of which the last is read, or the last few.
 
     S_{t,i} = step of S_{t,i-1}, S_{t,0} = S_{t-1,n} ;  o_t = (o of the last steps, side by side)
@@ -128,8 +128,9 @@ class Substeps(Wrapper[Tensor]):
             outputs.append(o)
         return self.read_tokens((torch.cat(outputs, 1), state))
 
-    def chunk(self, state: Tensor) -> tuple[Output, Tensor]:
-        return self.read_tokens(self.inner.chunk(state))
+    def evaluate_with(self, evaluate: Evaluation, state: Tensor) -> tuple[Output, Any]:
+        """(o, state) from the record of all steps."""
+        return self.read_tokens(evaluate(self.inner, state))
 
     def read_tokens(self, evaluated: tuple[Tensor, Any]) -> tuple[Output, Any]:
         """The outputs of every token's last steps, and the state, from those of all steps."""

@@ -168,11 +168,11 @@ class TTT(Recurrence[States]):
             return torch.ones(b, t, dtype=torch.bool, device=self.device)
         return mask[..., 0, 0].expand(b, t)
 
-    def _unpack(self, state: States) -> tuple[_Memory, Tensor]:
+    def _unpack(self, state: States) -> tuple[_NetworkMemory, Tensor]:
         """The matrices of a state, and the count."""
         *matrices, count = state
         depth = len(self.layers)
-        return _Memory(matrices[:depth], matrices[depth:]), count
+        return _NetworkMemory(matrices[:depth], matrices[depth:]), count
 
     def _network(self, moved: Matrices) -> _Network:
         """The network whose layers are ``moved [b h i+1 o]`` from W_0."""
@@ -302,28 +302,28 @@ class _Applied(NamedTuple):
     output: Tensor
 
 
-class _Memory(NamedTuple):
+class _NetworkMemory(NamedTuple):
     """W - W_0 and G of every layer."""
 
     moved: Matrices
     sums: Matrices
 
-    def emptied(self, where: Tensor) -> _Memory:
+    def emptied(self, where: Tensor) -> _NetworkMemory:
         """Without what it has learnt ``where [b]``."""
         where = where[:, None, None, None]
-        return _Memory(*([torch.where(where, 0, s) for s in part] for part in self))
+        return _NetworkMemory(*([torch.where(where, 0, s) for s in part] for part in self))
 
-    def learn(self, gradients: Gradients) -> _Memory:
+    def learn(self, gradients: Gradients) -> _NetworkMemory:
         """With these gradients among the sums."""
         sums = [G + X.mT @ E for G, (X, E) in zip(self.sums, gradients, strict=True)]
         return self._replace(sums=sums)
 
-    def settle(self, scale: Tensor, where: Tensor) -> _Memory:
+    def settle(self, scale: Tensor, where: Tensor) -> _NetworkMemory:
         """Behind the last token of a minibatch, of ``scale [b h 1 1]``, ``where [b]`` it is one."""
         where = where[:, None, None, None]
         scale = torch.where(where, scale, 0)
         moved = [D - scale * G for D, G in zip(self.moved, self.sums, strict=True)]
-        return _Memory(moved, [torch.where(where, 0, G) for G in self.sums])
+        return _NetworkMemory(moved, [torch.where(where, 0, G) for G in self.sums])
 
 
 class _Grid(NamedTuple):

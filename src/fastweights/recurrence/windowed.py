@@ -379,14 +379,14 @@ class WindowEffect(Effect[WindowState]):
             mapped = self.map_keys(keys.transpose(1, 2)).transpose(1, 2)
             own = mapped.new_zeros(*self.keys.shape[:3], self.map_keys.size)
         pairs = ((keys, self.keys), (values, self.values), (mapped, own))
-        tokens = _Tokens(*(torch.cat(pair, 2) for pair in pairs))
+        tokens = _WindowTokens(*(torch.cat(pair, 2) for pair in pairs))
         ages = torch.cat([self.passage.after(age), self.age], 1)
         kept = memory * ~self.passage.fresh[..., None, None] + self.memory
         keys, values, mapped, memory, age = _slide_window(tokens, ages, kept, self.window)
         return keys, values, mapped[..., : self.features.shape[-1]], memory, age
 
 
-class _Tokens(NamedTuple):
+class _WindowTokens(NamedTuple):
     """Keys, values and features ``[b g s ·]``."""
 
     keys: Tensor
@@ -404,7 +404,7 @@ class _VisibleTokens(NamedTuple):
 
 
 def _slide_window(
-    seen: _Tokens | _VisibleTokens, age: Tensor, memory: Tensor, window: int
+    seen: _WindowTokens | _VisibleTokens, age: Tensor, memory: Tensor, window: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The last w - 1 of the tokens with ages ``[b s]`` as they are, and all before them in S."""
     chosen = newest(age, max(window - 1, 0))

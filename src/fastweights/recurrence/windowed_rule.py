@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -54,13 +53,12 @@ from fastweights.recurrence.windowed import (
     with_ones,
     with_sum,
 )
+from fastweights.recurrence.wrapper import Composed
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken
-
-Run = Callable[[Recurrence, Any], tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Windowed(Recurrence[Parts]):
+class Windowed(Composed[Parts]):
     """Softmax attention to the last few tokens, and any rule to all before them.
 
     The rule is written late: at token n it writes what token n - w asked it to, which is when that
@@ -227,23 +225,18 @@ class Windowed(Recurrence[Parts]):
         written, memory = others[: len(self.written)], others[len(self.written) :]
         return KeptTokens(keys, values, swap_time_and_heads(written), age), pack_state(memory)
 
-    def step(self, state: Parts) -> tuple[Output, Parts]:
-        """The equation for one token: the window's sums, and the rule's own step."""
-        return self.evaluate_with(lambda rule, memory: rule.step(memory), state)
-
-    def chunk(self, state: Parts) -> tuple[Output, Parts]:
-        return self.evaluate_with(lambda rule, memory: rule.chunk(memory), state)
-
-    def evaluate_with(self, run: Run, state: Parts, block: int | None = None) -> tuple[Output, Any]:
-        """(o, state) by an evaluation `run` of the rule, and the window for all queries at once, or
-        for `block` of them.
+    def evaluate_with(
+        self, evaluate: Evaluation, state: Parts, block: int | None = None
+    ) -> tuple[Output, Any]:
+        """(o, state) from the rule on what leaves the window, and the window for all queries at
+        once, or for `block` of them.
         """
         cache, memory = self._split_state(state)
         if len(self) == 1 and self._slides(cache):
-            return self._evaluate_token(run, cache, memory)
+            return self._evaluate_token(evaluate, cache, memory)
         seen = self._append(cache)
         rule, there = self._delay(seen)
-        far, memory = run(self._summing(rule), memory)
+        far, memory = evaluate(self._summing(rule), memory)
         near = self._window_sums(seen) if block is None else self._window_by_blocks(cache, block)
         o = self._join_sides(near, self._rule_sums(far, there))
         return o.transpose(1, 2).to(self.output), join_state(self._slide(seen), memory)
@@ -257,7 +250,9 @@ class Windowed(Recurrence[Parts]):
         unseen = torch.compiler.is_compiling() or cache.age.is_meta
         return not unseen and bool((cache.age[:, : self.sinks] < FORGOTTEN).all())
 
-    def _evaluate_token(self, run: Run, cache: KeptTokens, memory: State) -> tuple[Output, Any]:
+    def _evaluate_token(
+        self, evaluate: Evaluation, cache: KeptTokens, memory: State
+    ) -> tuple[Output, Any]:
         """Of one token that `_slides`: every tensor of the cache is copied once."""
         b, n, w = self.shape[0], self.sinks, self.window
         full = w > 0 and cache.age.shape[1] - n == w
@@ -268,7 +263,7 @@ class Windowed(Recurrence[Parts]):
         leaving = iter(s[:, n : n + 1] for s in cache.written) if full else iter(own.written)
         there = cache.age[:, n : n + 1] == w if full else own.age == w
         rule = self._spread.map_written(lambda _: next(leaving))
-        far, memory = run(self._summing(rule.keep(there)), memory)
+        far, memory = evaluate(self._summing(rule.keep(there)), memory)
         o = self._join_sides(self._token_sums(after, age), self._rule_sums(far, there))
         return o.transpose(1, 2).to(self.output), join_state(after._replace(age=age), memory)
 
@@ -318,7 +313,11 @@ class Windowed(Recurrence[Parts]):
 
     def _summing(self, rule: Recurrence) -> Recurrence:
         """With a column of ones, where both sides share the normaliser."""
-        return rule.append_ones() if self.shared and isinstance(rule, Normalized) else rule
+        return cast(Normalized, rule).append_ones() if self.shared else rule
+
+    def _bare(self, rule: Recurrence) -> Recurrence:
+        """Without its normaliser, where both sides share it."""
+        return cast(Normalized, rule).inner if self.shared else rule
 
     def _rule_sums(self, far: Tensor, there: Mask) -> Tensor:
         """``[b h t v+1]``: the rule's side of the quotient, zeros where nothing was written."""
@@ -379,8 +378,7 @@ class Windowed(Recurrence[Parts]):
         behind, _ = tokens_behind(seen.time, self.window, self.keep_mask)
         tokens = behind(torch.arange(len(own) + past, device=self.device).expand(len(there), -1))
         to_tokens = (tokens[..., None] == own + past).to(self.accumulator)
-        bare = rule.inner if self.shared and isinstance(rule, Normalized) else rule
-        far = bare.attention_map() @ to_tokens[:, None]
+        far = self._bare(rule).attention_map() @ to_tokens[:, None]
         far = with_sum(far) if self.shared else with_ones(far)
         near = self._window_weights(seen)[..., past:]
         return self._join_sides(with_sum(near), torch.where(there[:, None, :, None], far, 0))
@@ -392,7 +390,7 @@ class Windowed(Recurrence[Parts]):
         cache, _ = self._split_state(self.initial_state())
         seen = self._append(cache)
         rule, there = self._delay(seen)
-        system = (rule.inner if self.shared and isinstance(rule, Normalized) else rule).ltv()
+        system = self._bare(rule).ltv()
         near, slots = self._window_weights(seen), register_rows(seen, self.window, self.sinks)
         read = torch.einsum("bhts,btsj->bhtj", near, slots.to(near.dtype))
         far = heads_first(system.C, self.accumulator).expand(*near.shape[:3], -1)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
-from fastweights.recurrence.base import Recurrence, S, tensor_fields
+from fastweights.recurrence.base import Evaluation, Recurrence, S, tensor_fields
 from fastweights.recurrence.streams import lazy_property
-from fastweights.shapes import Mask
+from fastweights.shapes import Mask, Output
+
+
+class Composed(Recurrence[S]):
+    """A rule that is evaluated by evaluating others, in whatever way."""
+
+    @abstractmethod
+    def evaluate_with(self, evaluate: Evaluation, state: S) -> tuple[Output, Any]:
+        """(o, state) by `evaluate` of the records that this one is made of."""
+
+    def step(self, state: S) -> tuple[Output, S]:
+        return self.evaluate_with(lambda rule, before: rule.step(before), state)
+
+    def chunk(self, state: S) -> tuple[Output, S]:
+        return self.evaluate_with(lambda rule, before: rule.chunk(before), state)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ picture."""
 import torch
 from torch import Tensor
 
-from fastweights.analysis.theory.finding import Finding
+from fastweights.analysis.theory.finding import TheoryFinding
 from fastweights.analysis.theory.lemmas import (
     Embedding,
     ReversedSigmoid,
@@ -25,7 +25,7 @@ from fastweights.analysis.theory.propositions import (
 from fastweights.recurrence import Decay
 
 
-def findings() -> list[Finding]:
+def findings() -> list[TheoryFinding]:
     """Execute every statement, on small random inputs that are always the same."""
     g = torch.Generator().manual_seed(0)
 
@@ -53,12 +53,12 @@ def findings() -> list[Finding]:
 __all__ = [
     "Approximation",
     "Embedding",
-    "Finding",
     "LeastParameters",
     "MapConstruction",
     "Overwriting",
     "ReversedSigmoid",
     "TaylorSoftmax",
+    "TheoryFinding",
     "approximation",
     "embedding",
     "findings",

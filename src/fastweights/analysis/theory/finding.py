@@ -17,7 +17,7 @@ place: 2e-12.
 
 
 @dataclass(frozen=True, eq=False)
-class Finding(ABC):
+class TheoryFinding(ABC):
     """A statement of a paper, the numbers it gave on some input, and whether they support it.
 
     Attributes:

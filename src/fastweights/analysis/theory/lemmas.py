@@ -13,13 +13,13 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from fastweights.analysis import dsf
-from fastweights.analysis.theory.finding import Finding, equal, largest
+from fastweights.analysis.theory.finding import TheoryFinding, equal, largest
 from fastweights.recurrence import LTV, Decay, DiagonalTransition, Normalized, Softmax
 from fastweights.render.plots import PALETTE, label, legend
 
 
 @dataclass(frozen=True, eq=False)
-class TaylorSoftmax(Finding):
+class TaylorSoftmax(TheoryFinding):
     """DSF Lemma 1: softmax attention by Taylor features up to each of the `orders` (DSF eq. 18,
     24-25).
 
@@ -140,7 +140,7 @@ def _rank_of_exponentials(points: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Embedding(Finding):
+class Embedding(TheoryFinding):
     """DSF Lemma 2: a system of `width` rows inside larger ones, whose other rows are arbitrary and
     never read.
 
@@ -217,7 +217,7 @@ def _random_embedding(system: LTV, width: int, g: torch.Generator) -> LTV:
 
 
 @dataclass(frozen=True, eq=False)
-class ReversedSigmoid(Finding):
+class ReversedSigmoid(TheoryFinding):
     """DSF appendix I: S6's Λ_i = exp(-softplus(x) a) beside σ(-x)^a, for several powers a.
 
     Attributes:

@@ -12,7 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fastweights.analysis.theory.finding import Finding, equal, largest
+from fastweights.analysis.theory.finding import TheoryFinding, equal, largest
 from fastweights.recurrence import Decay, Delta, Recurrence
 from fastweights.render.plots import PALETTE, label, legend
 
@@ -35,7 +35,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, eq=False)
-class Overwriting(Finding):
+class Overwriting(TheoryFinding):
     """MetaLA Proposition A2.1: attempts to overwrite by models with no, fixed or dynamic decay, and
     by the delta rule."""
 
@@ -161,7 +161,7 @@ class MapConstruction:
 
 
 @dataclass(frozen=True, eq=False)
-class Approximation(Finding):
+class Approximation(TheoryFinding):
     """A given attention map by every choice of parameter groups.
 
     Attributes:
@@ -318,7 +318,7 @@ class GroupChoice:
 
 
 @dataclass(frozen=True, eq=False)
-class LeastParameters(Finding):
+class LeastParameters(TheoryFinding):
     """MetaLA Proposition A2.3: all choices of parameter groups, and which of them suffice.
 
     A choice for which A2.2 found no bounded solution counts as insufficient.

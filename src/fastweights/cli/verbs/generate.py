@@ -16,8 +16,8 @@ from torch import Tensor
 from fastweights.cli.load import load_model
 from fastweights.generate import stream
 from fastweights.linearize.convert.model_classes import LinearizedModel
+from fastweights.mixers.mesa import set_tolerance
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import set_tolerance
 from fastweights.text.packing import framing_of_each
 from fastweights.text.tokenizers import TextStream
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from fastweights.engines.exported.chunks import Chunks, Step
-from fastweights.engines.exported.comparison import Call, Comparison
+from fastweights.engines.exported.chunks import LoopedChunks, Step
+from fastweights.engines.exported.comparison import Call, EngineComparison
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex, unguarded
-from fastweights.engines.exported.program import Program, Start
+from fastweights.engines.exported.program import DecodingProgram, Start
 from fastweights.methods import Method
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.recurrence.base import CHUNK
@@ -47,19 +47,19 @@ def export_programs(model: FastWeightsForCausalLM) -> dict[str, ExportedProgram]
         ValueError: for one in training
         ExportError: for a model that torch.export does not take
     """
-    program = Program(model)
+    program = DecodingProgram(model)
     try:
         with quietly("torch"):
             return {
                 "start": Start(program.layout).trace(),
-                "prefill": _trace(program, Chunks(), PROMPT),
+                "prefill": _trace(program, LoopedChunks(), PROMPT),
                 "decode": _trace(program, Step(), 1),
             }
     except Exception as error:
         raise ExportError(f"torch.export does not take this model: {reason_of(error)}") from error
 
 
-def _trace(program: Program, method: Method, tokens: int) -> ExportedProgram:
+def _trace(program: DecodingProgram, method: Method, tokens: int) -> ExportedProgram:
     """The graph, with pairs of real numbers for complex ones, which compilers leave to torch."""
     traced = program.trace(method, tokens)
     return program.trace_in_pairs(traced, tokens) if is_complex(traced) else traced
@@ -87,7 +87,7 @@ def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
     require_compiler()
     from torch._inductor.package.package import package_aoti
 
-    description = json.dumps(Program(model).description())
+    description = json.dumps(DecodingProgram(model).description())
     programs = export_programs(model)
     with TemporaryDirectory() as folder, quietly("torch"):
         files = {
@@ -101,7 +101,7 @@ def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
 
 
 def read_by(programs: Mapping[str, Callable[..., Any]]) -> Call:
-    """How a `Comparison` reads tokens by the programs for prompts and single tokens."""
+    """How a `EngineComparison` reads tokens by the programs for prompts and single tokens."""
 
     def call(ids: Tensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
         logits, *after = programs["prefill" if ids.shape[1] > 1 else "decode"](ids, *states)
@@ -115,7 +115,7 @@ def require_equal(model: FastWeightsForCausalLM, package: Path) -> None:
     from torch._inductor.package.package import load_package
 
     compiled = {name: load_package(str(package), name) for name in ("prefill", "decode")}
-    error = Comparison(PROMPT, decoded=2).error(model, read_by(compiled))
+    error = EngineComparison(PROMPT, decoded=2).error(model, read_by(compiled))
     if not error <= max(LARGEST_ERROR, 30 * torch.finfo(model.dtype).eps):
         raise ExportError(
             f"torch {torch.__version__} has compiled another model: its logits are {error:.0e} of"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from fastweights.recurrence.streams import State
 
 
 @dataclass(frozen=True)
-class Chunks(Method):
+class LoopedChunks(Method):
     """Every chunk by `Recurrence.chunk`, in one loop over chunks that torch.export keeps as a loop.
 
     Behind the last token, the last chunk is filled with identity steps. Windows are full from the
@@ -41,7 +42,7 @@ class Chunks(Method):
         if isinstance(recurrence, CacheRule) and recurrence.span is None:
             return recurrence.chunk(state)  # type: ignore[arg-type]
         if isinstance(recurrence, Substeps):
-            return recurrence.read_tokens(self._evaluate(recurrence.inner, state, lengths))
+            return recurrence.evaluate_with(partial(self._evaluate, lengths=lengths), state)  # type: ignore[arg-type]
         if isinstance(recurrence, DPLR) and recurrence.accumulator.is_complex:
             return _loop(recurrence, state, 1, DPLR.step, lengths)
         if isinstance(recurrence, LongConvolution):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.engines.exported.program import Program
+from fastweights.engines.exported.program import DecodingProgram
 from fastweights.generate import Decoder
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
@@ -43,7 +43,7 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EngineComparison:
     """A prompt and tokens behind it, read by an engine and by us, in alternating rounds.
 
     Attributes:
@@ -59,7 +59,7 @@ class Comparison:
     @torch.no_grad()
     def compare(self, model: FastWeightsForCausalLM, call: Call) -> Compared:
         """What is found of an engine that reads tokens by `call`."""
-        ids, states = self._tokens(model), Program(model).layout.empty()
+        ids, states = self._tokens(model), DecodingProgram(model).layout.empty()
         both = zip(*self._speeds(model, call, ids, states), strict=True)
         speeds = (Speed(*map(median, zip(*s, strict=True))) for s in both)
         return Compared(self.error(model, call), *speeds)
@@ -67,7 +67,7 @@ class Comparison:
     @torch.no_grad()
     def error(self, model: FastWeightsForCausalLM, call: Call) -> float:
         """The largest difference of a logit, relative to the largest logit."""
-        ids, states = self._tokens(model), Program(model).layout.empty()
+        ids, states = self._tokens(model), DecodingProgram(model).layout.empty()
         ours = model(input_ids=ids, use_cache=False).logits
         theirs = torch.cat(list(self._read(call, ids, states)), 1)
         return float((theirs - ours).abs().max() / ours.abs().max())

@@ -19,7 +19,7 @@ BATCH, TOKENS, CACHED = 2, 5, 3
 """Lengths of the tensors that graphs are traced with; no two are equal, and none is 1."""
 
 
-class Program(nn.Module):
+class DecodingProgram(nn.Module):
     """(input_ids ``[b t]``, \\*states) → (logits ``[b t vocab]``, \\*states after them).
 
     Attributes:

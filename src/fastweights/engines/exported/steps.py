@@ -27,7 +27,7 @@ class Steps(Method):
         if isinstance(recurrence, Softmax | WindowedLinear):
             return recurrence.chunk(state)  # type: ignore[arg-type]
         if isinstance(recurrence, Substeps):
-            return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
+            return recurrence.evaluate_with(self.evaluate, state)  # type: ignore[arg-type]
         return loop_steps(with_loops(recurrence), state)
 
 

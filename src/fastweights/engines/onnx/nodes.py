@@ -56,6 +56,9 @@ _RULES = {
 """What LinearAttention calls rules, by whether they decay and whether they erase."""
 
 
+_COMPOSED = (Normalized, Selective, Slots, Bonus, Substeps)
+"""Rules made of others that there may be nodes for."""
+
 Streams = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """q, k, v, log α (None: nothing decays) and β (None: nothing is erased)."""
 
@@ -69,36 +72,30 @@ class Nodes(Method):
     domain: Domain
 
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
-        match recurrence:
-            case Normalized():
-                return recurrence.divide_output(self.evaluate(recurrence.append_ones(), state))  # type: ignore[arg-type]
-            case Selective():
-                return self.evaluate(recurrence.plain, state)
-            case Slots():
-                return recurrence.evaluate_with(self.evaluate, state)  # type: ignore[arg-type]
-            case Bonus() if isinstance(state, Tensor):
-                o, after = self.evaluate(recurrence.shift_queries(), state)
-                return recurrence.complete_output(o, state), after
-            case Substeps():
-                return recurrence.read_tokens(self.evaluate(recurrence.inner, state))
-            case Decay() if isinstance(state, Tensor) and turns(recurrence):
-                turned = Turned.of(recurrence)
-                o, after = turned.leave(*self._attend(turned.streams, turned.enter(state)))
-                return recurrence.add_skip(o), after
-            case Decay() if isinstance(state, Tensor) and state.dtype == torch.float32:
-                key, decay = recurrence.key, recurrence.log_decay
-                o, after = self._attend((recurrence.q, key, recurrence.v, decay, None), state)
-                return recurrence.add_skip(o), after
-            case Delta() if isinstance(state, Tensor) and state.dtype == torch.float32:
-                q, k, v, beta = recurrence.q, recurrence.k, recurrence.v, recurrence.beta
-                o, after = self._attend((q, k, v, recurrence.log_decay, beta), state)
-                return o.to(recurrence.output), after
-            case LongConvolution():
-                raise ValueError(
-                    "a LongConvolution is computed by FFT, whose graph would be of one length"
-                )
-            case _:
-                return Steps().evaluate(recurrence, state)
+        if isinstance(recurrence, LongConvolution):
+            raise ValueError(
+                "a LongConvolution is computed by FFT, whose graph would be of one length"
+            )
+        if isinstance(recurrence, _COMPOSED):
+            return recurrence.evaluate_with(self.evaluate, state)  # type: ignore[arg-type]
+        nodes: Any = {Decay: self._decay, Delta: self._delta}
+        return nodes.get(type(recurrence), Steps().evaluate)(recurrence, state)
+
+    def _decay(self, rule: Decay, state: Tensor) -> tuple[Tensor, State]:
+        if turns(rule):
+            turned = Turned.of(rule)
+            o, after = turned.leave(*self._attend(turned.streams, turned.enter(state)))
+            return rule.add_skip(o), after
+        return self._read(rule, (rule.q, rule.key, rule.v, rule.log_decay, None), state)
+
+    def _delta(self, rule: Delta, state: Tensor) -> tuple[Tensor, State]:
+        return self._read(rule, (rule.q, rule.k, rule.v, rule.log_decay, rule.beta), state)
+
+    def _read(self, rule: Decay | Delta, streams: Streams, state: Tensor) -> tuple[Tensor, State]:
+        if state.dtype != torch.float32:
+            return Steps().evaluate(rule, state)
+        o, after = self._attend(streams, state)
+        return rule.add_skip(o), after
 
     def _attend(self, streams: Streams, state: Tensor) -> tuple[Tensor, Tensor]:
         """(o ``[b t g v]``, final state ``[b h k v]``) of q ``[b t g k]``, whose heads read those

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.engines.exported.comparison import Comparison, one_layer
+from fastweights.engines.exported.comparison import EngineComparison, one_layer
 from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.onnx.domains import DOMAINS
 from fastweights.engines.onnx.write import write_onnx
@@ -56,7 +56,7 @@ def row(mixer: str, width: int, domain: str) -> Row:
         except ExportError as error:
             return {"mixer": mixer, "reason": str(error)}
         session = open_session(out)
-    error, onnx, own = Comparison(PROMPT).compare(model, partial(_run, session))
+    error, onnx, own = EngineComparison(PROMPT).compare(model, partial(_run, session))
     speed = {"onnxruntime": onnx.decode, "fastweights": own.decode}
     return {"mixer": mixer, "nodes": nodes, "error": error, "tokens_per_second": speed}
 

@@ -12,11 +12,10 @@ from torch.export import ExportedProgram
 
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex
-from fastweights.engines.exported.program import TOKENS, Program
+from fastweights.engines.exported.program import TOKENS, DecodingProgram
 from fastweights.engines.exported.states import StateLayout
-from fastweights.engines.onnx.domains import Domain
+from fastweights.engines.onnx.domains import Domain, translations
 from fastweights.engines.onnx.nodes import Nodes, convolution_node
-from fastweights.engines.onnx.translate import translations
 from fastweights.kernels.table import added
 from fastweights.models import FastWeightsForCausalLM
 
@@ -43,7 +42,7 @@ def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict
         ExportError: for a model whose rule ONNX does not hold
     """
     require_onnx()
-    program = Program(model.float())
+    program = DecodingProgram(model.float())
     try:
         with added(convolution_node(domain)):
             graph = program.trace(Nodes(domain), TOKENS)
@@ -67,7 +66,7 @@ def require_onnx() -> None:
         )
 
 
-def _translate(graph: ExportedProgram, program: Program, domain: Domain) -> Any:
+def _translate(graph: ExportedProgram, program: DecodingProgram, domain: Domain) -> Any:
     count = range(len(program.layout.tensors))
     # of packages that are not there, and operators newer than it knows, which are left as they are
     with quietly("torch.onnx", "onnxscript", "onnx_ir"):

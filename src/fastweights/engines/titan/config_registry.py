@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fastweights.engines.titan.flavours import find_config, flavours
+from fastweights.engines.titan.names import find_config, flavours
 from fastweights.engines.titan.specification import trainer_config
 
 if TYPE_CHECKING:

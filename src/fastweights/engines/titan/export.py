@@ -22,8 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoTokenizer
 
-from fastweights.engines.titan.flavours import find_config
-from fastweights.engines.titan.names import HEAD, PREFIX
+from fastweights.engines.titan.names import HEAD, PREFIX, find_config
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.runs.checkpoint import save_model
 from fastweights.runs.errors import CheckpointError

@@ -23,9 +23,14 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from torchtitan.trainer import Trainer
 
-from fastweights.engines.titan.flavours import find_config, find_folder
 from fastweights.engines.titan.model import TitanLanguageModel
-from fastweights.engines.titan.names import PREFIX, from_folder_names, to_folder_names
+from fastweights.engines.titan.names import (
+    PREFIX,
+    find_config,
+    find_folder,
+    from_folder_names,
+    to_folder_names,
+)
 from fastweights.engines.titan.parallelize import parallelize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.optimizers import AdamW, matrices

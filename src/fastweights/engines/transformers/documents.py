@@ -26,12 +26,12 @@ CHECKPOINTS = ("_gradient_checkpointing_func", "checkpoint_fn")
 """The attributes of modules with the function that runs a layer now and again in the backward."""
 
 
-class _Row(threading.local):
+class _PackedRow(threading.local):
     def __init__(self) -> None:
         self.documents: Tensor | None = None
 
 
-_row = _Row()
+_row = _PackedRow()
 
 
 def current_documents() -> Tensor | None:

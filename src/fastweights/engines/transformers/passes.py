@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.engines.transformers.norms import all_float32, normalize, plain_calls
-from fastweights.engines.transformers.places import Place, find_place, is_modelling_file
+from fastweights.engines.transformers.places import FunctionPlace, find_place, is_modelling_file
 from fastweights.engines.transformers.substitute import MARK, Call, Substitute, Switch
 from fastweights.ops import rotate
 
@@ -74,7 +74,7 @@ def merge_passes(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(place.name for place, _ in agree))
 
 
-def _substitutes(model: nn.Module) -> Iterator[tuple[Place, Substitute]]:
+def _substitutes(model: nn.Module) -> Iterator[tuple[FunctionPlace, Substitute]]:
     """Places in the files of a model, and what may take them."""
     classes: dict[type, None] = dict.fromkeys(map(type, model.modules()))
     files: dict[ModuleType, None] = dict.fromkeys(sys.modules[one.__module__] for one in classes)

@@ -6,12 +6,14 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import product
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
@@ -25,13 +27,12 @@ from fastweights.engines.transformers.norms import NORMS
 from fastweights.engines.transformers.packing import MASKS, keep_documents_apart, mask_documents
 from fastweights.engines.transformers.places import (
     MODELS,
-    Place,
+    FunctionPlace,
     family_of,
     find_place,
     is_modelling_file,
 )
 from fastweights.engines.transformers.products import cover_layers, multiply_covered, uncover_all
-from fastweights.engines.transformers.settings import fresh_settings
 from fastweights.engines.transformers.substitute import MARK, Substitute, Switch
 from fastweights.models.continuation import forget_continuations
 
@@ -40,7 +41,7 @@ BETWEEN = ("fastweights", "transformers", "importlib", "_frozen_importlib")
 SUBSTITUTES = (*CONVOLUTIONS, *DELTA_RULES, *SCANS, *LOOPS, *NORMS)
 
 
-LINEAR = Place(nn.Linear.__module__, nn.Linear, "forward", "torch.nn.Linear.forward")
+LINEAR = FunctionPlace(nn.Linear.__module__, nn.Linear, "forward", "torch.nn.Linear.forward")
 
 
 class Patch:
@@ -54,7 +55,7 @@ class Patch:
         """Of the modelling files of these names; None for all."""
         self.left: dict[str, str] = {}
         self._files, self._switch = files, Switch()
-        self._before: dict[Place, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._before: dict[FunctionPlace, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._finder = _Finder(self.visit)
         _active.append(self)
 
@@ -118,7 +119,7 @@ class Patch:
         """Visit every modelling file that is imported from now on."""
         sys.meta_path.insert(0, self._finder)
 
-    def _agrees(self, place: Place, substitute: Substitute) -> bool:
+    def _agrees(self, place: FunctionPlace, substitute: Substitute) -> bool:
         """Whether ours gives what theirs gives, and was put in its place."""
         theirs = place.function
         with fresh_settings():
@@ -147,7 +148,7 @@ class Patch:
         if self._before and not hasattr(LINEAR.function, MARK):
             self._put(LINEAR, multiply_covered(LINEAR.function))
 
-    def _put(self, place: Place, ours: Callable[..., Any]) -> None:
+    def _put(self, place: FunctionPlace, ours: Callable[..., Any]) -> None:
         self._before[place] = place.function, ours
         place.put(ours)
         forget_continuations()
@@ -229,7 +230,7 @@ def _import_family(model_type: str) -> str:
     return name
 
 
-def _find_entries(module: ModuleType) -> Iterator[Place]:
+def _find_entries(module: ModuleType) -> Iterator[FunctionPlace]:
     """The forwards of a modelling file that take a batch of texts."""
     for name, entry in list(vars(module).items()):
         is_model = isinstance(entry, type) and issubclass(entry, PreTrainedModel)
@@ -237,7 +238,7 @@ def _find_entries(module: ModuleType) -> Iterator[Place]:
             continue
         if "input_ids" in inspect.signature(entry.forward).parameters:
             place = f"{family_of(module)}.{name}.forward"
-            yield Place(module.__name__, entry, "forward", place)
+            yield FunctionPlace(module.__name__, entry, "forward", place)
 
 
 class _Finder:
@@ -261,3 +262,26 @@ class _Finder:
 
         loader.exec_module = execute_and_visit
         return spec
+
+
+@contextmanager
+def fresh_settings() -> Iterator[None]:
+    """CPU tensors of float32, no autocast, no gradients, and random numbers that are always the
+    same and leave those of the process alone.
+
+    Modelling files are imported wherever a model is first made: under autocast, on the meta device,
+    with bfloat16 as the default.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.device("cpu"),
+            torch.autocast("cpu", enabled=False),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_default_dtype(before)

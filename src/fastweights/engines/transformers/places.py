@@ -11,7 +11,7 @@ MODELS = "transformers.models."
 
 
 @dataclass(frozen=True)
-class Place:
+class FunctionPlace:
     """Where a function is looked up: a modelling file, or a class in it.
 
     Attributes:
@@ -40,7 +40,7 @@ def is_modelling_file(name: str) -> bool:
     return name.startswith(MODELS) and ".modeling_" in name
 
 
-def find_place(module: ModuleType, name: str) -> Place | None:
+def find_place(module: ModuleType, name: str) -> FunctionPlace | None:
     """The place of ``function`` or ``Class.method`` in a modelling file; None if it has none."""
     *classes, attribute = name.split(".")
     owner: Any = module
@@ -48,7 +48,7 @@ def find_place(module: ModuleType, name: str) -> Place | None:
         owner = vars(owner).get(part)
     if owner is None or attribute not in vars(owner):
         return None
-    return Place(module.__name__, owner, attribute, f"{family_of(module)}.{name}")
+    return FunctionPlace(module.__name__, owner, attribute, f"{family_of(module)}.{name}")
 
 
 def family_of(module: ModuleType) -> str:

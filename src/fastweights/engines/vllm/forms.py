@@ -98,20 +98,17 @@ def _kept(mixer: Mixer, layer: int, dtype: torch.dtype) -> Kept:
 
 
 def _keys(rule: Any, tails: dict[str, Tensor], name: str, error: NoFiniteFormError) -> KeptKeys:
-    beside = [
-        what
-        for what, there in {
-            "a decay of its scores": isinstance(rule, Softmax) and rule.log_decay is not None,
-            "sinks beside its scores": isinstance(rule, Softmax) and rule.sinks is not None,
-            "convolutions, whose tails stand beside the keys": bool(tails),
-            "a rule that is not softmax": not isinstance(rule, Softmax),
-        }.items()
-        if there
-    ]
+    beside = "convolutions, whose tails stand beside the keys" if tails else None
+    if not isinstance(rule, Softmax):
+        beside = beside or "a rule that is not softmax"
+    elif rule.log_decay is not None:
+        beside = "a decay of its scores"
+    elif rule.sinks is not None:
+        beside = "sinks beside its scores"
     if beside:
         raise ValueError(
             f"vLLM cannot serve {name}: {error}; and vLLM's cache of keys and values has no place"
-            f" for {beside[0]}. Give the mixer a window, or serve the model by `transformers serve`"
+            f" for {beside}. Give the mixer a window, or serve the model by `transformers serve`"
         ) from error
     groups = max(rule.k.shape[2], rule.v.shape[2])
     return KeptKeys(rule.shape[2], groups, rule.k.shape[-1], rule.values)

@@ -14,7 +14,7 @@ LONGEST_PADDED = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class LayerGroup:
     """Sequences of about as many tokens each, of which the shorter are padded.
 
     Attributes:
@@ -55,7 +55,7 @@ class Group:
 
 def group(
     starts: Sequence[int], lengths: Sequence[int], slots: Tensor, device: torch.device
-) -> list[Group]:
+) -> list[LayerGroup]:
     """Group the sequences of a step by how many tokens they read, and whether it is their first.
 
     Args:
@@ -87,13 +87,13 @@ def padded_length(count: int) -> int:
 
 def _group(
     spans: list[tuple[int, int]], slots: Tensor, begins: bool, device: torch.device
-) -> Group:
+) -> LayerGroup:
     first, last = torch.tensor(spans, device=device).T[..., None].unbind(0)
     counts = [end - start for start, end in spans]
     column = torch.arange(max(counts), device=device)
     tokens, slots = first + column, slots.long()
     if min(counts) < max(counts):
         keep = tokens < last
-        return Group(torch.minimum(tokens, last - 1), slots, begins, keep)
+        return LayerGroup(torch.minimum(tokens, last - 1), slots, begins, keep)
     in_order = all(end == start for (_, end), (start, _) in pairwise(spans))
-    return Group(tokens, slots, begins, first=spans[0][0] if in_order else None)
+    return LayerGroup(tokens, slots, begins, first=spans[0][0] if in_order else None)

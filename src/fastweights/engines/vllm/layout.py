@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A tensor in a page.
 
     Attributes:
@@ -50,15 +50,15 @@ class PageLayout:
         parts: One for each tensor, in their order.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PagePart, ...]
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> PageLayout:
         """For tensors ``[b …]`` of these shapes and dtypes; they may be on the meta device."""
-        parts: list[Part] = []
+        parts: list[PagePart] = []
         begin = 0
         for tensor in tensors:
-            parts.append(Part(tuple(tensor.shape[1:]), tensor.dtype, begin))
+            parts.append(PagePart(tuple(tensor.shape[1:]), tensor.dtype, begin))
             begin = _aligned(begin + parts[-1].nbytes)
         return cls(tuple(parts))
 

@@ -16,12 +16,12 @@ from vllm.model_executor.layers.attention import Attention
 
 from fastweights.engines.transformers.passes import merge_passes
 from fastweights.engines.vllm.attentions import ServedAttentions, copy_stored
-from fastweights.engines.vllm.groups import Group
+from fastweights.engines.vllm.groups import LayerGroup
 from fastweights.engines.vllm.layout import PageLayout
 from fastweights.engines.vllm.products import pack_weights
 from fastweights.engines.vllm.served import ServedModel
 from fastweights.engines.vllm.settings import head_width
-from fastweights.engines.vllm.states import StateLayer
+from fastweights.engines.vllm.states import PagedStateLayer
 from fastweights.engines.vllm.weights import load_weights
 from fastweights.linearize import AttentionLayer, LinearBranch
 from fastweights.linearize.convert.attention import attention_at, scale_scores
@@ -36,7 +36,7 @@ IMPLEMENTATION = "fastweights_vllm"
 """The name by which transformers calls `attend`."""
 
 
-class LinearCache(StateLayer):
+class LinearCache(PagedStateLayer):
     """The states of a linear attention in vLLM's pages."""
 
     def __init__(
@@ -60,7 +60,7 @@ class LinearCache(StateLayer):
             group.put(o, self._read(group, q, k, v))
         return o
 
-    def _read(self, group: Group, *streams: Tensor) -> Tensor:
+    def _read(self, group: LayerGroup, *streams: Tensor) -> Tensor:
         """The outputs ``[n t h v]`` of a group."""
         own = map(group.take, streams)
         state = {"keep": group.keep, "begins": group.begins}

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from vllm.model_executor.layers.attention import Attention
 
 from fastweights.engines.vllm.forms import KeptKeys, KeptState
-from fastweights.engines.vllm.groups import Group
-from fastweights.engines.vllm.states import StateLayer
+from fastweights.engines.vllm.groups import LayerGroup
+from fastweights.engines.vllm.states import PagedStateLayer
 from fastweights.engines.vllm.weights import Replacement
 from fastweights.kernels.pages import load, store
 from fastweights.layers import LayerStream
@@ -21,7 +21,7 @@ from fastweights.mixer import Mixer, MixerState
 from fastweights.recurrence.streams import state_parts
 
 
-class StateMixer(StateLayer, Replacement):
+class StateMixer(PagedStateLayer, Replacement):
     """A mixer with states, which reads the tokens ``[n 1 d]`` of all sequences of a step.
 
     Attributes:
@@ -71,7 +71,7 @@ class StateMixer(StateLayer, Replacement):
         stream.values = None if left is None else left[:, None]
         return y[:, None], None
 
-    def _read(self, group: Group, x: Tensor, method: Method, stream: LayerStream) -> Tensor:
+    def _read(self, group: LayerGroup, x: Tensor, method: Method, stream: LayerStream) -> Tensor:
         """What `Mixer.forward` does; states are settled, so that they fit their pages."""
         memory, others = self.paged[: self.form.parts], self.paged[self.form.parts :]
         before = None

@@ -21,7 +21,7 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from fastweights.engines.vllm.backend import NAME, state_backend
-from fastweights.engines.vllm.groups import Group, group
+from fastweights.engines.vllm.groups import LayerGroup, group
 from fastweights.engines.vllm.layout import PageLayout
 
 
@@ -33,7 +33,7 @@ class StateMetadata:
         groups: Its sequences.
     """
 
-    groups: list[Group]
+    groups: list[LayerGroup]
 
 
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
@@ -81,7 +81,7 @@ class StateBackend(AttentionBackend):
         return True
 
 
-class StateLayer(nn.Module, MambaBase):
+class PagedStateLayer(nn.Module, MambaBase):
     """A layer for which vLLM keeps a page per sequence.
 
     Attributes:
@@ -119,7 +119,7 @@ class StateLayer(nn.Module, MambaBase):
         """Ours among vLLM's kinds of mamba layers."""
         return state_backend()
 
-    def groups(self) -> list[Group] | None:
+    def groups(self) -> list[LayerGroup] | None:
         """The sequences of this step; None while vLLM only measures memory."""
         metadata = get_forward_context().attn_metadata
         return None if metadata is None else metadata[self.name].groups  # type: ignore[index]

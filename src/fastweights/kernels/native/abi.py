@@ -108,7 +108,7 @@ class MesaProblem(NamedTuple):
     taken: Pointer
 
 
-class FeatureMap(IntEnum):
+class FeatureKind(IntEnum):
     """The enumeration of windowed.h: features are given, f of φ(x) = (f(x W), f(-x W)), or
     softmax(x W + b)."""
 
@@ -153,7 +153,7 @@ class WindowProblem(NamedTuple):
     next_values: Pointer
     next_age: Pointer
     next_memory: Pointer
-    map: int = FeatureMap.GIVEN
+    map: int = FeatureKind.GIVEN
     fq: View = None
     fk: View = None
     features: Pointer = None
@@ -165,8 +165,8 @@ class WindowProblem(NamedTuple):
     pages: Pages = IN_A_ROW
 
 
-class Convolution(NamedTuple):
-    """``Convolution`` of convolution.h: a short causal convolution, or its gradients."""
+class ConvolutionCall(NamedTuple):
+    """``ConvolutionCall`` of convolution.h: a short causal convolution, or its gradients."""
 
     b: int
     t: int
@@ -184,8 +184,8 @@ class Convolution(NamedTuple):
     d_y: View = None
 
 
-class Norm(NamedTuple):
-    """``Norm`` of norm.h: RMSNorm of rows, or its gradients."""
+class NormCall(NamedTuple):
+    """``NormCall`` of norm.h: RMSNorm of rows, or its gradients."""
 
     rows: int
     width: int
@@ -200,8 +200,8 @@ class Norm(NamedTuple):
     d_weight: Pointer = None
 
 
-class Rotation(NamedTuple):
-    """``Rotation`` of rotation.h: rotary positions of heads."""
+class RotationCall(NamedTuple):
+    """``RotationCall`` of rotation.h: rotary positions of heads."""
 
     b: int
     t: int
@@ -214,8 +214,8 @@ class Rotation(NamedTuple):
     y: View
 
 
-class Product(NamedTuple):
-    """``Product`` of product.h: a few rows times a weight, and how many such lie behind it."""
+class ProductCall(NamedTuple):
+    """``ProductCall`` of product.h: a few rows times a weight, and how many such lie behind it."""
 
     rows: int
     inputs: int
@@ -228,8 +228,8 @@ class Product(NamedTuple):
     following: int = 0
 
 
-class QuantizedProduct(NamedTuple):
-    """``QuantizedProduct`` of quantized.h: a few rows times a weight of bytes."""
+class QuantizedProductCall(NamedTuple):
+    """``QuantizedProductCall`` of quantized.h: a few rows times a weight of bytes."""
 
     rows: int
     inputs: int
@@ -269,11 +269,11 @@ STRUCTURES: tuple[type, ...] = (
     Backward,
     MesaProblem,
     WindowProblem,
-    Convolution,
-    Norm,
-    Rotation,
-    Product,
-    QuantizedProduct,
+    ConvolutionCall,
+    NormCall,
+    RotationCall,
+    ProductCall,
+    QuantizedProductCall,
     BonusStep,
 )
 

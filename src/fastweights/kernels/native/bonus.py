@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,7 @@ def compute_token(
     recurrence: Amplified, state: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """(o, state), without gradients."""
-    rule, (memory, scale) = recurrence.inner.inner, state
-    assert isinstance(rule, Bonus)
+    rule, (memory, scale) = cast(Bonus, recurrence.inner.inner), state
     (b, _, h), v = recurrence.shape, recurrence.values
     memory, scale = memory.contiguous(), scale.contiguous()
     o, following = torch.empty(b, 1, h, v), (torch.empty_like(memory), torch.empty_like(scale))

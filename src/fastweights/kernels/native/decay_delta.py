@@ -4,7 +4,7 @@ holds a single value, as those of `Selective` do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,16 +45,12 @@ class CFunctions(NamedTuple):
 
 
 MATRIX = CFunctions("fw_forward", "fw_backward", "fw_matrix_marks")
+UNDECAYED = MATRIX._replace(before=True)
 SCAN = CFunctions("fw_scan_forward", "fw_scan_backward", "fw_scan_marks", scans=True)
 COMPLEX = CFunctions("fw_complex_forward", "fw_complex_backward", "fw_scan_marks", scans=True)
 CPU = ("cpu",)
 WIDEST = "fw_widest_scan"
 """The constant that says how many keys of a head a scan takes."""
-
-
-def matrices(before: bool) -> CFunctions:
-    """The functions for matrices, of a rule that reads what it erases before the decay, or not."""
-    return MATRIX._replace(before=before)
 
 
 def scan_of(dtype: torch.dtype) -> CFunctions:
@@ -80,13 +76,9 @@ class Streams(NamedTuple):
 
     @classmethod
     def of(cls, code: CFunctions, recurrence: Matrix) -> Streams:
-        r = recurrence
-        if isinstance(r, DPLR):
-            streams = (r.q, r.w, r.v, r.log_decay, None, r.a, r.b)
-        elif isinstance(r, Selective):
-            streams = (r.q, r.k, r.v, r.log_decay, None, None, None, r.rate)
-        else:
-            streams = (r.q, r.k, r.v, r.log_decay, r.beta if isinstance(r, Delta) else None)
+        named = recurrence.streams
+        key = "w" if "w" in named else "k"
+        streams = map(named.get, ("q", key, "v", "log_decay", "beta", "a", "b", "rate"))
         dtype, narrow = recurrence.accumulator, () if code.scans else (torch.bfloat16,)
         return cls(
             *(s if s is None or s.dtype in narrow else _plain(s, dtype) for s in streams)  # type: ignore[arg-type]
@@ -290,9 +282,13 @@ def _expand_for(code: CFunctions, recurrence: Matrix, streams: Streams) -> Strea
     return streams.expand_for_scan(*recurrence.shape, sharing=recurrence.q.shape[-1] > 1)
 
 
-def _run_decay(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
-    o, last = _run(MATRIX, recurrence, state)
+def _run_matrix(recurrence: Matrix, state: Tensor) -> tuple[Tensor, Tensor]:
+    o, last = _run(_matrix_code(recurrence), recurrence, state)
     return recurrence.add_skip(o), last
+
+
+def _matrix_code(recurrence: Matrix) -> CFunctions:
+    return UNDECAYED if recurrence.reads_undecayed else MATRIX
 
 
 def _run_scan(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,17 +328,7 @@ def _run_parts(recurrence: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 
 def _run_selective(recurrence: Selective, state: Tensor) -> tuple[Tensor, Tensor]:
     o, last = _run(SCAN, recurrence, state)
-    return o.to(recurrence.output), last
-
-
-def _run_delta(recurrence: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
-    o, last = _run(MATRIX, recurrence, state)
-    return o.to(recurrence.output), last
-
-
-def _run_dplr(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
-    o, last = _run(matrices(recurrence.reads_undecayed), recurrence, state)
-    return o.to(recurrence.output), last
+    return recurrence.add_skip(o), last
 
 
 def refuses(
@@ -405,20 +391,19 @@ def _run_in_pages(record: InPages) -> Tensor:
     o = empty(b, t, shape[1], shape[3], dtype=streams.output)
     places = {"start": state, "last": state, "pages": abi.Pages(record.pages, record.step)}
     library.call(code.forward, streams.problem(code, t, shape)._replace(o=o, **places))
-    return rule.add_skip(o) if isinstance(rule, Decay) else o.to(rule.output)
+    return rule.add_skip(o)
 
 
 def _code_in_pages(rule: Recurrence) -> CFunctions | None:
     """The functions for a rule; None where C takes none like it, or its states in parts."""
-    if isinstance(rule, Decay):
-        if _refuses_scan(rule) is None:
-            return scan_of(rule.accumulator) if _fits_scan(rule) else None
-        return MATRIX if _refuses_decay(rule) is None else None
-    if isinstance(rule, Selective):
-        return SCAN if _refuses_selective(rule) is None else None
-    if not isinstance(rule, (Delta, DPLR)) or refuses(rule):
-        return None
-    return matrices(rule.reads_undecayed) if isinstance(rule, DPLR) else MATRIX
+    codes = (
+        (kernel.refuses(rule), code) for kernel, code in _WHOLE if isinstance(rule, kernel.rule)
+    )
+    return next((code(rule) for refusal, code in codes if refusal is None), None)
+
+
+def _scan_code(recurrence: Decay) -> CFunctions | None:
+    return scan_of(recurrence.accumulator) if _fits_scan(recurrence) else None
 
 
 def _refuses_in_pages(record: InPages) -> str | None:
@@ -436,9 +421,17 @@ NATIVE_SCAN = Kernel("scan (compiled)", Decay, _run_scan, _refuses_scan, CPU, Tr
 NATIVE_SELECTIVE = Kernel(
     "selective scan (compiled)", Selective, _run_selective, _refuses_selective, CPU, True
 )
-NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_decay, _refuses_decay, CPU, True)
-NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_delta, refuses, CPU, True)
-NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_dplr, refuses, CPU, True)
+NATIVE_DECAY = Kernel("decay (compiled)", Decay, _run_matrix, _refuses_decay, CPU, True)
+NATIVE_DELTA = Kernel("delta (compiled)", Delta, _run_matrix, refuses, CPU, True)
+NATIVE_DPLR = Kernel("DPLR (compiled)", DPLR, _run_matrix, refuses, CPU, True)
+_WHOLE: list[tuple[Kernel, Callable[[Any], CFunctions | None]]] = [
+    (NATIVE_SCAN, _scan_code),
+    (NATIVE_DECAY, _matrix_code),
+    (NATIVE_SELECTIVE, lambda _: SCAN),
+    (NATIVE_DELTA, _matrix_code),
+    (NATIVE_DPLR, _matrix_code),
+]
+"""How C reads and writes the states of a record that a kernel takes."""
 NATIVE_IN_PAGES = Kernel(
     "matrices and scans in pages (compiled)", InPages, _run_in_pages, _refuses_in_pages, CPU, True
 )

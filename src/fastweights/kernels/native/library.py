@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fastweights.kernels.native.abi import pack
 from fastweights.kernels.native.build import LIBRARY, source_hash
-from fastweights.kernels.rehearsal import rehearsed
-from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.rehearsal import assume_constant_result, rehearsed
 
 BUILD_COMMAND = "python -m fastweights.kernels.native"
 

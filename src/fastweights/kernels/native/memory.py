@@ -31,7 +31,7 @@ class _Lease(ref[memoryview]):
     pages: mmap.mmap
 
 
-class Pages:
+class PagePool:
     """Buffers of large pages, in use and idle."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ def _offer(pages: mmap.mmap) -> None:
         pages.madvise(mmap.MADV_FREE)
 
 
-PAGES = Pages()
+PAGES = PagePool()
 
 
 class pooling:  # noqa: N801, used as a function, as torch.set_grad_enabled is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,17 +27,9 @@ class NativeSolve:
 
     solver: ConjugateGradient
 
-    def __call__(
-        self,
-        b: Tensor,
-        start: Tensor,
-        k: Tensor,
-        beta: Tensor,
-        ridge: Tensor,
-        log_decay: Tensor | None,
-    ) -> Tensor:
-        x = torch.empty(b.shape)
-        self.solve((b, k, beta, ridge, log_decay, None), (x, None), (start.contiguous(), None))
+    def __call__(self, b: Tensor, *system: Any) -> Tensor:
+        x, (start, *streams) = torch.empty(b.shape), system
+        self.solve((b, *streams, None), (x, None), (start.contiguous(), None))
         return x
 
     def solve(

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.native.decay_delta import (
+    MATRIX,
+    UNDECAYED,
     CFunctions,
     SavedForBackward,
     Streams,
     compute_backward,
     compute_forward,
-    matrices,
     scan_of,
 )
 
@@ -119,7 +120,7 @@ native.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _code(scan: bool, before: bool, state: Tensor) -> CFunctions:
-    return scan_of(state.dtype) if scan else matrices(before)
+    return scan_of(state.dtype) if scan else UNDECAYED if before else MATRIX
 
 
 def _own(streams: tuple[Tensor | None, ...]) -> Streams:

@@ -44,12 +44,12 @@ class WindowRule(NamedTuple):
         return min(max(self.window - 1, 0), cached + tokens)
 
 
-class LearnedFeatures(NamedTuple):
+class FeatureWeights(NamedTuple):
     """Features that C makes of q and of keys that leave the window: f, and W ``[h·f/2 k]``; of
     landmarks W ``[h·f k]`` and b ``[h·f]``, from which it has the log scale, too.
     """
 
-    f: abi.FeatureMap
+    f: abi.FeatureKind
     W_q: Tensor
     W_k: Tensor
     b_q: Tensor | None = None
@@ -62,15 +62,15 @@ class LearnedFeatures(NamedTuple):
 
 
 ACTIVATIONS = {
-    softmax: abi.FeatureMap.SOFTMAX,
-    torch.exp: abi.FeatureMap.EXP,
-    elu_plus_one: abi.FeatureMap.ELU,
-    F.relu: abi.FeatureMap.RELU,
+    softmax: abi.FeatureKind.SOFTMAX,
+    torch.exp: abi.FeatureKind.EXP,
+    elu_plus_one: abi.FeatureKind.ELU,
+    F.relu: abi.FeatureKind.RELU,
 }
 """The f of `Mapped` features that C knows."""
 
 
-def learned_features(recurrence: WindowedLinear) -> LearnedFeatures | None:
+def learned_features(recurrence: WindowedLinear) -> FeatureWeights | None:
     """What C makes the features of this record with; None where it cannot, as they are there, or
     of other streams than q and k, or by a map that it does not know.
     """
@@ -83,7 +83,7 @@ def learned_features(recurrence: WindowedLinear) -> LearnedFeatures | None:
     f, *parameters = _function(recurrence, fq.map, fk.map)
     if f is None or library.refuse_tensors(*parameters):
         return None
-    return LearnedFeatures(f, *parameters) if all(p.is_contiguous() for p in parameters) else None
+    return FeatureWeights(f, *parameters) if all(p.is_contiguous() for p in parameters) else None
 
 
 def _function(recurrence: WindowedLinear, phi_q: Any, phi_k: Any) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def _function(recurrence: WindowedLinear, phi_q: Any, phi_k: Any) -> tuple[Any, 
     if not isinstance(scale, LogScale):
         return ACTIVATIONS.get(phi_q.activate), *W
     own = scale.map is phi_q and scale.stream is recurrence.q
-    return abi.FeatureMap.LANDMARKS if own else None, *W, phi_q.b, phi_k.b
+    return abi.FeatureKind.LANDMARKS if own else None, *W, phi_q.b, phi_k.b
 
 
 class TokenFeatures(NamedTuple):
@@ -129,7 +129,7 @@ class WindowStreams(NamedTuple):
 
     @classmethod
     def of(
-        cls, recurrence: WindowedLinear, source: LearnedFeatures | TokenFeatures
+        cls, recurrence: WindowedLinear, source: FeatureWeights | TokenFeatures
     ) -> WindowStreams:
         b, t, h = recurrence.shape
         q = recurrence.q.expand(b, t, h, -1)  # of the others C repeats axes of length 1
@@ -147,7 +147,7 @@ class WindowStreams(NamedTuple):
 def read_tokens(
     rule: WindowRule,
     streams: WindowStreams,
-    source: LearnedFeatures | TokenFeatures,
+    source: FeatureWeights | TokenFeatures,
     state: FeaturelessWindowState,
     output: torch.dtype = torch.float32,
 ) -> tuple[Tensor, FeaturelessWindowState]:
@@ -172,7 +172,7 @@ def read_tokens(
 def _call(
     rule: WindowRule,
     streams: WindowStreams,
-    source: LearnedFeatures | TokenFeatures,
+    source: FeatureWeights | TokenFeatures,
     before: FeaturelessWindowState | None,
     after: FeaturelessWindowState,
     output: torch.dtype,
@@ -261,10 +261,10 @@ def _refuses_in_pages(record: InPages) -> str | None:
 
 
 def _scale_beside(
-    recurrence: WindowedLinear, given: LearnedFeatures | TokenFeatures
+    recurrence: WindowedLinear, given: FeatureWeights | TokenFeatures
 ) -> Tensor | None:
     """a, made now if C does not make it with the features."""
-    made = isinstance(given, LearnedFeatures) and given.f is abi.FeatureMap.LANDMARKS
+    made = isinstance(given, FeatureWeights) and given.f is abi.FeatureKind.LANDMARKS
     return None if made or recurrence.log_scale is None else features(recurrence.log_scale)
 
 

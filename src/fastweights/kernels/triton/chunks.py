@@ -4,7 +4,7 @@ that the rules share which decay a matrix per head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.launch import launch
-from fastweights.kernels.triton.streams import Stream
-from fastweights.kernels.triton.tiling import next_power
+from fastweights.kernels.triton.streams import next_power, strided
 
 HOPPER = 90
 """The capability from which on products read shared memory."""
@@ -160,6 +159,31 @@ def is_per_channel(log_decay: Tensor | None) -> bool:
     return log_decay is not None and log_decay.shape[-1] > 1
 
 
+def launch_chunks(
+    kernel: Any,
+    programs: int,
+    arguments: Sequence[object],
+    chunks: Chunks,
+    tiles: Tiles,
+    *constants: bool,
+    span: int | None = None,
+    values: bool = True,
+) -> None:
+    """Start a kernel that goes through chunks, by so many programs.
+
+    Args:
+        arguments: streams and what else it reads and writes, in its order
+        constants: that it is compiled for
+        span: of segments in chunks, if it walks along them
+        values: whether it has blocks of values, too
+    """
+    lengths = (chunks.time, chunks.heads, *(() if span is None else (span,)), chunks.keys)
+    sizes = (*lengths, *((chunks.values,) if values else ()), chunks.size)
+    blocks = (tiles.keys, tiles.values) if values else (tiles.keys,)
+    kind = product_kind(chunks.kind)
+    launch(kernel, (programs,), *arguments, *sizes, *blocks, *constants, kind, **tiles.options())
+
+
 def chunk_states(
     start: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None, chunks: Chunks
 ) -> tuple[Tensor, Tensor]:
@@ -173,28 +197,13 @@ def chunk_states(
     from fastweights.kernels.triton.device.decay import states
 
     tiles = state_tiles(chunks)
-    streams = Stream.or_none(k), Stream.of(v), Stream.or_none(log_decay)
+    streams, per_channel = strided(k, v, log_decay), is_per_channel(log_decay)
     found = v.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
 
     def walk(start: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
-        launch(
-            states,
-            (chunks.sequences * segments * tiles.blocks(chunks),),
-            start,
-            *streams,
-            *written,
-            chunks.time,
-            chunks.heads,
-            span,
-            chunks.keys,
-            chunks.values,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            is_per_channel(log_decay),
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        programs = chunks.sequences * segments * tiles.blocks(chunks)
+        arguments = (start, *streams, *written)
+        launch_chunks(states, programs, arguments, chunks, tiles, per_channel, span=span)
 
     return found, walk_time(walk, start, found, chunks, log_decay is not None, reverse=False)
 
@@ -257,22 +266,10 @@ def chain_segments(
     from fastweights.kernels.triton.device.decay import segment_starts
 
     found, tiles = torch.empty_like(ends), state_tiles(chunks)
-    launch(
-        segment_starts,
-        (chunks.sequences * tiles.blocks(chunks),),
-        start,
-        ends,
-        totals,
-        found,
-        final,
-        ends.shape[0] // chunks.sequences,
-        chunks.keys,
-        chunks.values,
-        tiles.keys,
-        tiles.values,
-        reverse,
-        **tiles.options(),
-    )
+    programs, segments = chunks.sequences * tiles.blocks(chunks), len(ends) // chunks.sequences
+    arguments = (start, ends, totals, found, final, segments, chunks.keys, chunks.values)
+    constants = (tiles.keys, tiles.values, reverse)
+    launch(segment_starts, (programs,), *arguments, *constants, **tiles.options())
     return found
 
 
@@ -294,23 +291,8 @@ def chunk_scores(
     found = rows.new_empty(chunks.count, chunks.size, chunks.size, dtype=chunks.kind)
     steep = rows.new_empty(chunks.count, dtype=torch.int32)
     for kernel, tiles in ((scores, score_tiles(chunks)), (steep_scores, steep_tiles(chunks))):
-        launch(
-            kernel,
-            (chunks.count,),
-            Stream.of(rows),
-            Stream.or_none(k),
-            Stream.or_none(log_decay),
-            found,
-            steep,
-            chunks.time,
-            chunks.heads,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            strict,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        arguments = (*strided(rows, k, log_decay), found, steep)
+        launch_chunks(kernel, chunks.count, arguments, chunks, tiles, strict, values=False)
     return found
 
 
@@ -337,25 +319,7 @@ def chunk_outputs(
 
     tiles = output_tiles(chunks)
     o = v.new_empty(*rows.shape[:-1], chunks.values, dtype=chunks.kind)
-    launch(
-        outputs,
-        (chunks.count * -(-chunks.values // tiles.values),),
-        Stream.of(rows),
-        Stream.or_none(k),
-        Stream.of(v),
-        Stream.or_none(log_decay),
-        scores,
-        states,
-        Stream.of(o),
-        chunks.time,
-        chunks.heads,
-        chunks.keys,
-        chunks.values,
-        chunks.size,
-        tiles.keys,
-        tiles.values,
-        strict,
-        product_kind(chunks.kind),
-        **tiles.options(),
-    )
+    programs = chunks.count * -(-chunks.values // tiles.values)
+    arguments = (*strided(rows, k, v, log_decay), scores, states, *strided(o))
+    launch_chunks(outputs, programs, arguments, chunks, tiles, strict)
     return o

@@ -10,10 +10,15 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chunks import block_of
 from fastweights.kernels.triton.launch import launch, refuse_layer
-from fastweights.kernels.triton.operator import Result, Streams
-from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import Stream, side_by_side
-from fastweights.kernels.triton.tiling import ceiling, next_power
+from fastweights.kernels.triton.operator import OperatorResult, Streams
+from fastweights.kernels.triton.streams import (
+    Strided,
+    ceiling,
+    next_power,
+    place_of_next,
+    side_by_side,
+    strided,
+)
 
 MOST_TAPS = 16
 ROWS = 16
@@ -21,7 +26,7 @@ TILES = 8
 """Tiles of ROWS tokens whose share of the taps' gradient one program sums."""
 
 
-class Settings(NamedTuple):
+class ConvolutionSettings(NamedTuple):
     """Attributes:
     silu: whether SiLU follows
     """
@@ -29,7 +34,7 @@ class Settings(NamedTuple):
     silu: bool
 
 
-class _Problem(NamedTuple):
+class _ConvolutionProblem(NamedTuple):
     """The streams ``[b t 1 d]`` as kernels read them."""
 
     tail: Tensor
@@ -39,7 +44,7 @@ class _Problem(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def of(cls, streams: Streams) -> _Problem:
+    def of(cls, streams: Streams) -> _ConvolutionProblem:
         tail, x, taps, document, bias = streams
         assert tail is not None
         assert x is not None
@@ -79,38 +84,37 @@ def convolve_token(silu: bool, streams: Streams) -> tuple[Tensor, Tensor]:
     """(y ``[b 1 d]``, the next tail ``[b n d]``) of a token alone."""
     from fastweights.kernels.triton.device import convolution as device
 
-    problem = _Problem.of(streams)
+    problem = _ConvolutionProblem.of(streams)
     tail, x, taps, _, bias = problem
     (b, _, _, width), columns = x.shape, problem.columns
     y, following = problem.empty(x, problem.dtype), place_of_next(tail)
     launch(
         device.convolve_token,
         (b, ceiling(width, columns)),
-        *(Stream.of(s) for s in (y, following, tail, x)),
-        taps,
-        bias,
-        width,
-        problem.before,
-        silu,
-        columns,
+        *strided(y, following, tail, x),
+        *(taps, bias, width, problem.before, silu, columns),
         num_warps=columns // 32 if columns >= 32 else 1,
     )
     return y.squeeze(2), following.squeeze(2)
 
 
-def forward(settings: Settings, streams: Streams, _keep: bool) -> Result:
+def forward(settings: ConvolutionSettings, streams: Streams, _keep: bool) -> OperatorResult:
     """(y ``[b t d]``, the next tail ``[b n d]``)"""
-    problem = _Problem.of(streams)
+    problem = _ConvolutionProblem.of(streams)
     y, following = (
         problem.empty(problem.x, problem.dtype),
         problem.empty(problem.tail, problem.tail.dtype),
     )
     _launch_forward(settings, problem, y, following, None)
-    return Result((y.squeeze(2), following.squeeze(2)))
+    return OperatorResult((y.squeeze(2), following.squeeze(2)))
 
 
 def _launch_forward(
-    settings: Settings, problem: _Problem, y: Tensor, following: Tensor | None, d_y: Tensor | None
+    settings: ConvolutionSettings,
+    problem: _ConvolutionProblem,
+    y: Tensor,
+    following: Tensor | None,
+    d_y: Tensor | None,
 ) -> None:
     """y, or with `d_y` that times the derivative of SiLU."""
     from fastweights.kernels.triton.device import convolution as device
@@ -120,27 +124,14 @@ def _launch_forward(
     launch(
         device.convolve,
         (b * tiles, ceiling(width, problem.columns)),
-        Stream.of(y),
-        Stream.or_none(following if problem.before else None),
-        Stream.or_none(d_y),
-        Stream.of(tail),
-        Stream.of(x),
-        taps,
-        bias,
-        Stream.or_none(document),
-        length,
-        tiles,
-        width,
-        problem.before,
-        settings.silu,
-        ROWS,
-        problem.columns,
-        next_power(max(problem.before, 1)),
+        *strided(y, following if problem.before else None, d_y, tail, x),
+        *(taps, bias, Strided.or_none(document), length, tiles, width, problem.before),
+        *(settings.silu, ROWS, problem.columns, next_power(max(problem.before, 1))),
     )
 
 
 def backward(
-    settings: Settings,
+    settings: ConvolutionSettings,
     streams: Streams,
     _saved: Streams,
     gradients: tuple[Tensor, ...],
@@ -149,7 +140,7 @@ def backward(
     """The gradients of all but the document."""
     from fastweights.kernels.triton.device import convolution as device
 
-    problem = _Problem.of(streams)
+    problem = _ConvolutionProblem.of(streams)
     tail, x, taps, document, bias = problem
     d_y, d_following = (side_by_side(g).unsqueeze(2) for g in gradients)
     d_z = d_y
@@ -163,27 +154,13 @@ def backward(
     sums = None
     if wanted[2] or wanted[4]:
         sums = torch.empty(b * programs, weights, width, dtype=torch.float32, device=x.device)
+    d_outer, d_behind = (s if problem.before else None for s in (d_tail, d_following))
     launch(
         device.convolve_back,
         (b * programs, ceiling(width, problem.columns)),
-        Stream.or_none(d_tail if problem.before else None),
-        Stream.of(d_x),
-        sums,
-        Stream.of(d_z),
-        Stream.or_none(d_following if problem.before else None),
-        Stream.of(tail),
-        Stream.of(x),
-        taps,
-        Stream.or_none(document),
-        length,
-        programs,
-        width,
-        problem.before,
-        bias is not None,
-        ROWS,
-        problem.columns,
-        TILES,
-        next_power(weights),
+        *(*strided(d_outer, d_x), sums, *strided(d_z, d_behind, tail, x)),
+        *(taps, Strided.or_none(document), length, programs, width, problem.before),
+        *(bias is not None, ROWS, problem.columns, TILES, next_power(weights)),
     )
     d_taps = d_bias = None
     if sums is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fastweights.kernels.triton.chunks import (
 )
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, refuse_missing
-from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
+from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
 from fastweights.kernels.triton.streams import NARROW, side_by_side
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.composed import Normalized
@@ -29,7 +29,7 @@ NARROWEST = 8
 """Of keys and values: of narrower ones, most of a tile would be empty."""
 
 
-def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
+def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(o, the state after the last token), and for the backward the scores of a decay per channel.
 
     Args:
@@ -46,7 +46,7 @@ def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
     states, final = chunk_states(start, k, v, log_decay, chunks)
     scores = chunk_scores(q, k, log_decay, chunks, strict=False)
     o = chunk_outputs(q, k, v, log_decay, scores, states, chunks, strict=False)
-    return Result((o, final), (scores,) if keep else ())
+    return OperatorResult((o, final), (scores,) if keep else ())
 
 
 def _define(_: NoSettings, streams: Streams) -> tuple[Tensor, Any]:
@@ -55,7 +55,7 @@ def _define(_: NoSettings, streams: Streams) -> tuple[Tensor, Any]:
     return chunk_loop(Decay(*of_record), start)  # type: ignore[arg-type]
 
 
-DECAY = Operator(
+DECAY = TritonOperator(
     "decay",
     settings=NoSettings,
     streams=("start", "q", "k", "v", "log_decay"),
@@ -82,8 +82,7 @@ def compute_normalized(record: Normalized, state: Tensor) -> tuple[Tensor, Tenso
     """(o, final state), from the inner record with its column of ones in the dtype of its values:
     half-precision streams are multiplied as such.
     """
-    inner = record.inner
-    assert isinstance(inner, Decay)
+    inner = cast(Decay, record.inner)
     o, final = compute_decay(inner.with_values(with_ones(inner.v)), state)
     return record.divide_output((o.float(), final))
 

@@ -14,14 +14,13 @@ from fastweights.kernels.triton.chunks import (
     block_of,
     chunk_states,
     is_per_channel,
+    launch_chunks,
     output_tiles,
-    product_kind,
     state_tiles,
     walk_time,
 )
-from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.operator import NoSettings, Streams
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.streams import Strided, side_by_side, strided
 
 
 class ReaderGradients(NamedTuple):
@@ -57,28 +56,13 @@ def state_gradients(
     from fastweights.kernels.triton.device.decay_backward import state_gradients as gradients
 
     tiles = state_tiles(chunks)
-    streams = Stream.of(rows), Stream.or_none(log_decay), Stream.of(d_o)
+    streams, per_channel = strided(rows, log_decay, d_o), is_per_channel(log_decay)
     found = d_o.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
 
     def walk(after: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
-        launch(
-            gradients,
-            (chunks.sequences * segments * tiles.blocks(chunks),),
-            after,
-            *streams,
-            *written,
-            chunks.time,
-            chunks.heads,
-            span,
-            chunks.keys,
-            chunks.values,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            is_per_channel(log_decay),
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        programs = chunks.sequences * segments * tiles.blocks(chunks)
+        arguments = (after, *streams, *written)
+        launch_chunks(gradients, programs, arguments, chunks, tiles, per_channel, span=span)
 
     return found, walk_time(walk, d_final, found, chunks, log_decay is not None, reverse=True)
 
@@ -108,27 +92,9 @@ def value_gradients(
     from fastweights.kernels.triton.device.decay_backward import value_gradients as gradients
 
     tiles, found = output_tiles(chunks), v.new_empty(v.shape)
-    launch(
-        gradients,
-        (chunks.count * -(-chunks.values // tiles.values),),
-        Stream.of(rows),
-        Stream.or_none(k),
-        Stream.or_none(log_decay),
-        Stream.of(d_o),
-        scores,
-        d_states,
-        Stream.of(found),
-        chunks.time,
-        chunks.heads,
-        chunks.keys,
-        chunks.values,
-        chunks.size,
-        tiles.keys,
-        tiles.values,
-        strict,
-        product_kind(chunks.kind),
-        **tiles.options(),
-    )
+    programs = chunks.count * -(-chunks.values // tiles.values)
+    arguments = (*strided(rows, k, log_decay, d_o), scores, d_states, *strided(found))
+    launch_chunks(gradients, programs, arguments, chunks, tiles, strict)
     return found
 
 
@@ -173,36 +139,14 @@ def reader_gradients(
             else log_decay.new_empty((*log_decay.shape[:-1], blocks), dtype=torch.float32)
         )
 
-    def compute(kernel: Any, *more: Any) -> None:
-        launch(
-            kernel,
-            (chunks.count * blocks,),
-            Stream.of(rows),
-            Stream.or_none(k),
-            Stream.of(v),
-            Stream.or_none(log_decay),
-            Stream.of(d_o),
-            states,
-            d_states,
-            Stream.or_none(d_rows),
-            Stream.or_none(d_k),
-            Stream.or_none(d_log_decay),
-            Stream.or_none(before.k if before else None),
-            *more,
-            chunks.time,
-            chunks.heads,
-            chunks.keys,
-            chunks.values,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            strict,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+    read, written = strided(rows, k, v, log_decay, d_o), strided(d_rows, d_k, d_log_decay)
+    arguments = (*read, states, d_states, *written, *strided(before.k if before else None))
+
+    def compute(kernel: Any, *more: object) -> None:
+        launch_chunks(kernel, chunks.count * blocks, (*arguments, *more), chunks, tiles, strict)
 
     if per_channel:
-        more = Stream.or_none(before.log_decay if before else None)
+        more = Strided.or_none(before.log_decay if before else None)
         steep = rows.new_empty(chunks.count * blocks, dtype=torch.int32)
         compute(device.channel_reader_gradients, more, steep)
         compute(device.steep_reader_gradients, more, steep)
@@ -244,16 +188,8 @@ def decay_backward(
     found = ReaderGradients(None, None, None)
     if for_q or for_k or for_decay:
         states, _ = chunk_states(start, k, v, log_decay, chunks)
+        asked = (for_q, for_k, for_decay)
         found = reader_gradients(
-            q,
-            k,
-            v,
-            log_decay,
-            d_o,
-            states,
-            d_states,
-            chunks,
-            strict=False,
-            wanted=(for_q, for_k, for_decay),
+            q, k, v, log_decay, d_o, states, d_states, chunks, strict=False, wanted=asked
         )
     return d_start, found.rows, found.k, d_v, found.log_decay

@@ -21,16 +21,16 @@ from fastweights.kernels.triton.chunks import (
     chunk_outputs,
     chunk_scores,
     is_per_channel,
+    launch_chunks,
     output_tiles,
-    product_kind,
     score_tiles,
     state_tiles,
 )
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import reader_gradients, value_gradients
 from fastweights.kernels.triton.launch import DEVICES, launch
-from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
+from fastweights.kernels.triton.streams import Strided, side_by_side, strided
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
 
@@ -92,33 +92,11 @@ def solve(s: DeltaStreams, chunks: Chunks) -> Tensor:
     if products is None:
         tiles = output_tiles(chunks)
         products = s.q.new_empty(shape, dtype=torch.float32)
-        launch(
-            device.scores,
-            (chunks.count,),
-            Stream.of(s.e),
-            Stream.of(s.k),
-            Stream.or_none(s.log_decay),
-            products,
-            chunks.time,
-            chunks.heads,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        arguments = (*strided(s.e, s.k, s.log_decay), products)
+        launch_chunks(device.scores, chunks.count, arguments, chunks, tiles, values=False)
     found = s.q.new_empty(shape, dtype=chunks.kind)
-    launch(
-        device.solve,
-        (chunks.count,),
-        products,
-        Stream.of(s.beta),
-        found,
-        chunks.time,
-        chunks.heads,
-        chunks.size,
-        num_warps=1,
-    )
+    arguments = (products, Strided.of(s.beta), found, chunks.time, chunks.heads, chunks.size)
+    launch(device.solve, (chunks.count,), *arguments, num_warps=1)
     return found
 
 
@@ -132,42 +110,29 @@ class Ends(NamedTuple):
         carries: ``[b h N, k]`` of a decay per channel
     """
 
-    q: Stream | None
-    e: Stream
-    k: Stream
-    log_decay: Stream | None
+    q: Strided | None
+    e: Strided
+    k: Strided
+    log_decay: Strided | None
     carries: Tensor | None
 
     @classmethod
     def of(cls, s: DeltaStreams, q: Tensor | None, chunks: Chunks) -> Ends:
         if not is_per_channel(s.log_decay):
-            streams = Stream.or_none(q), Stream.of(s.e), Stream.of(s.k)
-            return cls(*streams, Stream.or_none(s.log_decay), None)
+            streams = Strided.or_none(q), Strided.of(s.e), Strided.of(s.k)
+            return cls(*streams, Strided.or_none(s.log_decay), None)
         from fastweights.kernels.triton.device.delta import decay_ends
 
         tiles, given = score_tiles(chunks), (q, s.e, s.k)
         decayed = [None if x is None else x.new_empty(x.shape, dtype=chunks.kind) for x in given]
         carries = s.q.new_empty(chunks.count, chunks.keys, dtype=torch.float32)
-        found = [Stream.or_none(x) for x in decayed]
-        launch(
-            decay_ends,
-            (chunks.count * -(-chunks.keys // tiles.keys),),
-            *(Stream.or_none(x) for x in given),
-            Stream.or_none(s.log_decay),
-            *found,
-            carries,
-            chunks.time,
-            chunks.heads,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        found, programs = strided(*decayed), chunks.count * -(-chunks.keys // tiles.keys)
+        arguments = (*strided(*given, s.log_decay), *found, carries)
+        launch_chunks(decay_ends, programs, arguments, chunks, tiles, values=False)
         return cls(*found, None, carries)  # type: ignore[arg-type]
 
 
-class Written(NamedTuple):
+class WrittenValues(NamedTuple):
     """What is found along the tokens.
 
     Attributes:
@@ -206,7 +171,7 @@ class Segments(NamedTuple):
 
 def write(
     s: DeltaStreams, ends: Ends, resolvent: Tensor, chunks: Chunks, *, keep_missing: bool
-) -> Written:
+) -> WrittenValues:
     """Walk along the tokens from the start."""
     from fastweights.kernels.triton.device.delta import states
 
@@ -216,48 +181,29 @@ def write(
     values = s.q.new_empty(stream, dtype=chunks.kind)
     missing = torch.empty_like(values) if keep_missing else None
     final = torch.empty_like(s.start, memory_format=torch.contiguous_format)
-    written = found, Stream.of(values), Stream.or_none(missing)
+    written = found, Strided.of(values), Strided.or_none(missing)
 
     def walk(
         start: Tensor | None, v: Tensor | None, kept: Sequence[object], last: Tensor | None
     ) -> None:
         width = chunks.keys if v is None else chunks.values
-        block = block_of(width, tiles.values)
-        launch(
-            states,
-            (chunks.sequences * segments.count * -(-width // block),),
-            start,
-            ends.e,
-            ends.k,
-            Stream.or_none(v),
-            Stream.of(s.beta),
-            ends.log_decay,
-            ends.carries,
-            resolvent,
-            *kept,
-            last,
-            chunks.time,
-            chunks.heads,
-            segments.span,
-            chunks.keys,
-            width,
-            chunks.size,
-            tiles.keys,
-            block,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        columns = chunks._replace(values=width)
+        blocks = tiles._replace(values=block_of(width, tiles.values))
+        read = (ends.e, ends.k, Strided.or_none(v), Strided.of(s.beta), *ends[3:], resolvent)
+        programs = chunks.sequences * segments.count * -(-width // blocks.values)
+        arguments = (start, *read, *kept, last)
+        launch_chunks(states, programs, arguments, columns, blocks, span=segments.span)
 
     if segments.count == 1:
         walk(s.start.contiguous(), s.v, written, final)
-        return Written(found, values, missing, final, None)
+        return WrittenValues(found, values, missing, final, None)
     nothing, last = (None, None, None), segments.empty(s.q, chunks, chunks.values)
     maps = segments.empty(s.q, chunks, chunks.keys)
     walk(None, None, nothing, maps)
     walk(None, s.v, nothing, last)
     starts = chain(s.start, maps, last, final, segments, chunks, reverse=False)
     walk(starts, s.v, written, None)
-    return Written(found, values, missing, final, maps)
+    return WrittenValues(found, values, missing, final, maps)
 
 
 def chain(
@@ -285,27 +231,17 @@ def chain(
     tiles, found = state_tiles(chunks._replace(kind=torch.float32)), torch.empty_like(ends)
     order = range(segments.count)[:: -1 if reverse else 1]
     found.unflatten(0, (-1, segments.count))[:, order[0]] = start.flatten(0, 1)
+    programs, constants = (
+        chunks.sequences * tiles.blocks(chunks),
+        (tiles.keys, tiles.values, reverse),
+    )
     for segment in order:
-        launch(
-            advance,
-            (chunks.sequences * tiles.blocks(chunks),),
-            maps,
-            ends,
-            found,
-            final,
-            segment,
-            segments.count,
-            chunks.keys,
-            chunks.values,
-            tiles.keys,
-            tiles.values,
-            reverse,
-            **tiles.options(),
-        )
+        arguments = (maps, ends, found, final, segment, segments.count, chunks.keys, chunks.values)
+        launch(advance, (programs,), *arguments, *constants, **tiles.options())
     return found
 
 
-def delta_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
+def delta_forward(settings: NoSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(o ``[b t h v]``, the state after the last token), and for the backward the resolvents and
     the scores of a decay per channel.
     """
@@ -318,7 +254,7 @@ def delta_forward(settings: NoSettings, streams: Streams, keep: bool) -> Result:
     o = chunk_outputs(
         s.q, s.k, found.values, s.log_decay, scores, found.states, chunks, strict=False
     )
-    return Result((o, found.final), (resolvent, scores) if keep else ())
+    return OperatorResult((o, found.final), (resolvent, scores) if keep else ())
 
 
 class WriteGradients(NamedTuple):
@@ -343,7 +279,7 @@ def write_back(
     s: DeltaStreams,
     ends: Ends,
     resolvent: Tensor,
-    written: Written,
+    written: WrittenValues,
     d_o: Tensor,
     d_values: Tensor,
     d_final: Tensor,
@@ -368,38 +304,15 @@ def write_back(
         s.q.new_empty(*s.q.shape[:-1], blocks, dtype=torch.float32),
         torch.empty_like(d_final, memory_format=torch.contiguous_format),
     )
-    gradients = found.states, *map(Stream.of, (found.values, found.erased, found.beta))
+    gradients = found.states, *map(Strided.of, (found.values, found.erased, found.beta))
 
     def walk(
         after: Tensor | None, missing: Tensor | None, kept: Sequence[object], before: Tensor | None
     ) -> None:
-        launch(
-            state_gradients,
-            (chunks.sequences * segments.count * blocks,),
-            after,
-            ends.q,
-            ends.e,
-            ends.k,
-            Stream.of(s.beta),
-            ends.log_decay,
-            ends.carries,
-            resolvent,
-            Stream.of(d_o),
-            Stream.of(d_values),
-            Stream.or_none(missing),
-            *kept,
-            before,
-            chunks.time,
-            chunks.heads,
-            segments.span,
-            chunks.keys,
-            chunks.values,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            product_kind(chunks.kind),
-            **tiles.options(),
-        )
+        read = (*ends[:3], Strided.of(s.beta), *ends[3:], resolvent)
+        arguments = (after, *read, *strided(d_o, d_values, missing), *kept, before)
+        programs = chunks.sequences * segments.count * blocks
+        launch_chunks(state_gradients, programs, arguments, chunks, tiles, span=segments.span)
 
     if written.maps is None:
         walk(d_final.contiguous(), written.missing, gradients, found.start)
@@ -454,7 +367,7 @@ def _define(_: NoSettings, streams: Streams) -> tuple[Tensor, Any]:
     return chunk_loop(DPLR(q, beta * k, v, e, None, log_decay), start)  # type: ignore[arg-type, operator]
 
 
-DELTA = Operator(
+DELTA = TritonOperator(
     "delta",
     settings=NoSettings,
     streams=("start", "q", "e", "k", "v", "beta", "log_decay"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.rehearsal import assume_constant_result
 from fastweights.kernels.triton.streams import NARROW
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -21,8 +21,8 @@ from fastweights.kernels.triton.chunks import Chunks, block_of, state_tiles, wal
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, launch
-from fastweights.kernels.triton.operator import NoSettings, Operator, Result, Streams
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
+from fastweights.kernels.triton.streams import Strided, side_by_side, strided
 from fastweights.recurrence.base import State
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
@@ -83,25 +83,11 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
     found = start.new_empty(parts, *chunks.states_shape, dtype=torch.bfloat16)
 
     def walk(start: Tensor | None, *kept: Tensor | None, span: int, segments: int) -> None:
-        launch(
-            kernel,
-            (chunks.sequences * segments * tiles.blocks(chunks),),
-            start,
-            Stream.of(system.k),
-            Stream.of(system.beta),
-            Stream.or_none(system.log_decay),
-            *kept,
-            chunks.time,
-            chunks.heads,
-            span,
-            chunks.count,
-            chunks.keys,
-            chunks.size,
-            tiles.keys,
-            tiles.values,
-            parts,
-            **tiles.options(),
-        )
+        programs = chunks.sequences * segments * tiles.blocks(chunks)
+        read = strided(system.k, system.beta, system.log_decay)
+        lengths = (chunks.time, chunks.heads, span, chunks.count, chunks.keys, chunks.size)
+        blocks = (tiles.keys, tiles.values, parts)
+        launch(kernel, (programs,), start, *read, *kept, *lengths, *blocks, **tiles.options())
 
     decays = system.log_decay is not None
     return found, walk_time(walk, start, found, chunks, decays, reverse=False)
@@ -127,35 +113,21 @@ def solve(
 
     chunks, parts = system.chunks, system.parts(right)
     states, final = gram_states(system, parts)
+    streams = strided(right, system.k, system.beta, system.log_decay, system.ridge)
+    counts = (chunks.time, chunks.heads, chunks.per_sequence, chunks.count)
+    widths = (chunks.keys, chunks.size, block_of(chunks.keys, WIDEST), parts)
     launch(
         conjugate_gradients,
         (chunks.count,),
-        Stream.of(right),
-        Stream.of(system.k),
-        Stream.of(system.beta),
-        Stream.or_none(system.log_decay),
-        Stream.of(system.ridge),
-        states,
-        Stream.of(x),
-        steps,
-        chunks.time,
-        chunks.heads,
-        chunks.per_sequence,
-        chunks.count,
-        settings.max_steps,
-        settings.tol,
-        chunks.keys,
-        chunks.size,
-        block_of(chunks.keys, WIDEST),
-        parts,
-        system.ridge.stride(1) == 0,
+        *(*streams, states, Strided.of(x), steps),
+        *(*counts, settings.max_steps, settings.tol, *widths, system.ridge.stride(1) == 0),
         num_warps=8 if chunks.keys > 64 else 4,
         num_stages=1,
     )
     return final
 
 
-def mesa_forward(settings: MesaSettings, streams: Streams, keep: bool) -> Result:
+def mesa_forward(settings: MesaSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(x, H after the last token), of H before the first, q, k, β, log γ or None, and Λ."""
     del keep
     start, q, k, beta, log_decay, ridge = streams
@@ -166,7 +138,7 @@ def mesa_forward(settings: MesaSettings, streams: Streams, keep: bool) -> Result
     assert ridge is not None
     x = torch.empty_like(q, memory_format=torch.contiguous_format)
     final = solve(settings, q, System(start, k, beta, log_decay, ridge), x)
-    return Result((x, final))
+    return OperatorResult((x, final))
 
 
 def mesa_backward(
@@ -220,7 +192,7 @@ def _define(settings: MesaSettings, streams: Streams) -> tuple[Tensor, Any]:
     return x.to(streams[1].dtype), last  # type: ignore[union-attr]
 
 
-MESA = Operator(
+MESA = TritonOperator(
     "mesa",
     settings=MesaSettings,
     streams=("start", "q", "k", "beta", "log_decay", "ridge"),

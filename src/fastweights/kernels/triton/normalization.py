@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.triton.launch import launch, refuse_layer
-from fastweights.kernels.triton.streams import side_by_side
-from fastweights.kernels.triton.tiling import ceiling, next_power
+from fastweights.kernels.triton.streams import ceiling, next_power, side_by_side
 
 WIDEST = 8192
 TILE = 2048
@@ -18,7 +17,7 @@ TILES = 16
 """Tiles whose share of the weight's gradient one program sums."""
 
 
-class Settings(NamedTuple):
+class NormSettings(NamedTuple):
     """Attributes:
     eps: added to the mean square
     center: whether the mean is subtracted
@@ -30,7 +29,7 @@ class Settings(NamedTuple):
     silu: bool
 
 
-class _Problem(NamedTuple):
+class _NormProblem(NamedTuple):
     """x and the gate as rows ``[n d]``, and the weight ``[d]``."""
 
     x: Tensor
@@ -38,7 +37,7 @@ class _Problem(NamedTuple):
     gate: Tensor | None
 
     @classmethod
-    def of(cls, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> _Problem:
+    def of(cls, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> _NormProblem:
         weight = None if weight is None else weight.contiguous()
         return cls(_rows(x), weight, None if gate is None else _rows(gate))
 
@@ -72,31 +71,27 @@ def _warps(elements: int) -> int:
     return min(16, max(4, elements // 512))
 
 
-def forward(settings: Settings, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
+def forward(
+    settings: NormSettings, x: Tensor, weight: Tensor | None, gate: Tensor | None
+) -> Tensor:
     """x̂ ⊙ weight ⊙ gate ``[… d]``."""
     from fastweights.kernels.triton.device import normalization as device
 
-    problem = _Problem.of(x, weight, gate)
+    problem = _NormProblem.of(x, weight, gate)
     rows, columns = problem.tile
     y = torch.empty(x.shape, dtype=problem.dtype, device=x.device)
     launch(
         device.normalize,
         (ceiling(len(problem.x), rows),),
-        y,
-        *problem.inputs,
-        settings.eps,
-        x.shape[-1],
-        settings.center,
-        settings.silu,
-        rows,
-        columns,
+        *(y, *problem.inputs, settings.eps, x.shape[-1]),
+        *(settings.center, settings.silu, rows, columns),
         num_warps=_warps(rows * columns),
     )
     return y
 
 
 def backward(
-    settings: Settings,
+    settings: NormSettings,
     x: Tensor,
     weight: Tensor | None,
     gate: Tensor | None,
@@ -106,7 +101,7 @@ def backward(
     """The gradients of x, of the weight where it `weighs`, and of the gate."""
     from fastweights.kernels.triton.device import normalization as device
 
-    problem = _Problem.of(x, weight, gate)
+    problem = _NormProblem.of(x, weight, gate)
     d_y, (rows, columns) = _rows(d_y), problem.tile
     programs = ceiling(len(problem.x), rows * TILES)
     d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -117,19 +112,8 @@ def backward(
     launch(
         device.normalize_back,
         (programs,),
-        d_x,
-        d_gate,
-        sums,
-        d_y,
-        d_y.stride(0),
-        *problem.inputs,
-        settings.eps,
-        x.shape[-1],
-        settings.center,
-        settings.silu,
-        rows,
-        columns,
-        TILES,
+        *(d_x, d_gate, sums, d_y, d_y.stride(0), *problem.inputs, settings.eps, x.shape[-1]),
+        *(settings.center, settings.silu, rows, columns, TILES),
         num_warps=_warps(rows * columns),
     )
     d_weight = None if sums is None or weight is None else sums.sum(0).to(weight.dtype)

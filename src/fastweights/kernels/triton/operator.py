@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from fastweights.kernels.tracing import assume_constant_result
+from fastweights.kernels.rehearsal import assume_constant_result
 from fastweights.recurrence.derivatives import differentiable_by
 
 Streams = tuple[Tensor | None, ...]
@@ -25,7 +25,7 @@ class NoSettings(NamedTuple):
     """Of an operation that its streams say all about."""
 
 
-class Result(NamedTuple):
+class OperatorResult(NamedTuple):
     """What a forward returns: its outputs, and other tensors that the backward needs beside the
     streams.
     """
@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Operator:
+class TritonOperator:
     """One differentiable operation on streams.
 
     Attributes:
@@ -43,7 +43,8 @@ class Operator:
         settings: a NamedTuple class of ints, floats and bools: all that is no tensor
         streams: the names of its tensors, in order
         outputs: how many tensors it returns
-        forward: ``(settings, streams, keep)`` → `Result`; `keep` says whether a backward follows
+        forward: ``(settings, streams, keep)`` → `OperatorResult`; `keep` says whether a backward
+            follows
         backward: ``(settings, streams, saved, gradients of the outputs, wanted)`` → a gradient
             or None per stream; `wanted` says of each stream whether its gradient is asked for
         define: ``(settings, streams)`` → the outputs, by operations of torch: for gradients of
@@ -56,7 +57,7 @@ class Operator:
     settings: type
     streams: tuple[str, ...]
     outputs: int
-    forward: Callable[[Any, Streams, bool], Result]
+    forward: Callable[[Any, Streams, bool], OperatorResult]
     backward: Callable[[Any, Streams, Streams, tuple[Tensor, ...], Sequence[bool]], Streams]
     define: Callable[[Any, Streams], tuple[Tensor, ...]]
     reread: int = 0
@@ -125,26 +126,28 @@ class Operator:
 
 
 @assume_constant_result
-def registered_name(operator: Operator) -> str:
+def registered_name(operator: TritonOperator) -> str:
     """What the operator is called in ``torch.ops.fastweights``, where it stands from then on."""
     return _register_once(operator)
 
 
 @cache
-def _register_once(operator: Operator) -> str:
+def _register_once(operator: TritonOperator) -> str:
     operator.register()
     return f"triton_{operator.name}"
 
 
-def _by_torch(operator: Operator, settings: Any, *streams: Tensor | None) -> tuple[Tensor, ...]:
+def _by_torch(
+    operator: TritonOperator, settings: Any, *streams: Tensor | None
+) -> tuple[Tensor, ...]:
     return operator.define(settings, streams)
 
 
 class _Apply(torch.autograd.Function):
-    """The outputs of an `Operator`, its settings and its streams."""
+    """The outputs of an `TritonOperator`, its settings and its streams."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, settings: Any, *streams: Tensor | None) -> Any:
+    def forward(ctx: Any, operator: TritonOperator, settings: Any, *streams: Tensor | None) -> Any:
         outputs, saved = operator.forward(settings, streams, True)
         ctx.operator, ctx.settings, ctx.count = operator, settings, len(streams)
         ctx.save_for_backward(*streams, *outputs[: operator.reread], *saved)

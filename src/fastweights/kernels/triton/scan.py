@@ -21,7 +21,7 @@ from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import Chip, chip_of
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
-from fastweights.kernels.triton.operator import Operator, Result, Streams
+from fastweights.kernels.triton.operator import OperatorResult, Streams, TritonOperator
 from fastweights.kernels.triton.streams import NARROW
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.selective import Selective
@@ -59,7 +59,7 @@ class Configuration(NamedTuple):
         return cls(4 if is_wide else 8, 1 if is_complex else 2, 32)
 
 
-class Numbers(NamedTuple):
+class ScanNumbers(NamedTuple):
     """A stream ``[b t h ·]`` of real or complex numbers as the kernels read it: its real and
     imaginary parts, and the distances between them, 0 along an axis of length 1.
     """
@@ -71,17 +71,17 @@ class Numbers(NamedTuple):
     column: int
 
     @classmethod
-    def of(cls, x: Tensor) -> Numbers:
+    def of(cls, x: Tensor) -> ScanNumbers:
         parts = torch.view_as_real(x).unbind(-1) if x.is_complex() else (x,)
         strides = zip(parts[0].stride(), x.shape, strict=True)
         return cls(parts, *(stride if length > 1 else 0 for stride, length in strides))
 
     @classmethod
-    def or_none(cls, x: Tensor | None) -> Numbers | None:
+    def or_none(cls, x: Tensor | None) -> ScanNumbers | None:
         return None if x is None else cls.of(x)
 
 
-class Settings(NamedTuple):
+class ScanSettings(NamedTuple):
     """Attributes:
     exact: whether o stays in float32 for what is added to it; else it has the dtype of q and v
     """
@@ -89,7 +89,7 @@ class Settings(NamedTuple):
     exact: bool
 
 
-class Problem(NamedTuple):
+class ScanProblem(NamedTuple):
     """Streams as the operator has them: v ``[b t h v]`` and all others of its batch and heads, or
     shared as the kernels read them.
 
@@ -141,19 +141,19 @@ class Problem(NamedTuple):
     def is_narrow(self) -> bool:
         return self.log_decay.shape[-1] == 1 and not self.is_constant(self.log_decay)
 
-    def numbers(self, stream: Tensor | None) -> tuple[Numbers | None, Numbers | None]:
+    def numbers(self, stream: Tensor | None) -> tuple[ScanNumbers | None, ScanNumbers | None]:
         """A stream as one of every token, or as one that is constant in time."""
-        found = Numbers.or_none(stream)
+        found = ScanNumbers.or_none(stream)
         return (None, found) if self.is_constant(stream) else (found, None)
 
-    def key_numbers(self, keys: Tensor | None) -> tuple[Numbers | None, Numbers | None]:
+    def key_numbers(self, keys: Tensor | None) -> tuple[ScanNumbers | None, ScanNumbers | None]:
         """The same of q or k; what heads share lies in rows ``[b t k]``."""
         if keys is not None and self.is_shared(keys):
             keys = keys.contiguous()
         return self.numbers(keys)
 
     @property
-    def decay_numbers(self) -> tuple[Numbers | None, Numbers | None]:
+    def decay_numbers(self) -> tuple[ScanNumbers | None, ScanNumbers | None]:
         """log α of every token, or α where it is constant in time."""
         if not self.is_constant(self.log_decay):
             return self.numbers(self.log_decay)
@@ -161,14 +161,14 @@ class Problem(NamedTuple):
         return self.numbers(self.log_decay.to(exact).exp())
 
     @property
-    def inputs(self) -> tuple[Numbers | None, ...]:
+    def inputs(self) -> tuple[ScanNumbers | None, ...]:
         """What the kernels read, in their order."""
         return (
             *self.key_numbers(self.q),
             *self.key_numbers(self.k),
-            Numbers.of(self.v),
+            ScanNumbers.of(self.v),
             *self.decay_numbers,
-            Numbers.or_none(self.rate),
+            ScanNumbers.or_none(self.rate),
         )
 
     def empty_states(self, count: int) -> tuple[Tensor, ...]:
@@ -192,7 +192,7 @@ class Cut(NamedTuple):
     segments: int
 
     @classmethod
-    def of(cls, problem: Problem, chip: Chip) -> Cut:
+    def of(cls, problem: ScanProblem, chip: Chip) -> Cut:
         b, t, channels = problem.v.shape[0], problem.v.shape[1], problem.channels
         steps, _, lanes = problem.configuration
         blocks, tiles = -(-channels // lanes), -(-t // steps)
@@ -214,7 +214,7 @@ class Cut(NamedTuple):
 
 
 def summarize(
-    problem: Problem, cut: Cut, keys: Tensor | None, values: Tensor, *, reverse: bool
+    problem: ScanProblem, cut: Cut, keys: Tensor | None, values: Tensor, *, reverse: bool
 ) -> tuple[tuple[Tensor, ...], ...] | None:
     """(What every segment leaves of a state, what it adds to it); None where there is one."""
     from fastweights.kernels.triton.device import scan as device
@@ -226,9 +226,9 @@ def summarize(
         device.summarize,
         cut.grid,
         *problem.key_numbers(keys),
-        Numbers.of(values),
+        ScanNumbers.of(values),
         *problem.decay_numbers,
-        Numbers.or_none(problem.rate),
+        ScanNumbers.or_none(problem.rate),
         summaries,
         *cut.lengths,
         V=problem.v.shape[-1],
@@ -242,11 +242,11 @@ def summarize(
     return summaries
 
 
-def forward(settings: Settings, streams: Streams, keep: bool) -> Result:
+def forward(settings: ScanSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(o ``[b t h v]``, the state after the last token) of the streams and the state before."""
     from fastweights.kernels.triton.device import scan as device
 
-    problem, start = Problem(*streams[:5]), streams[5]  # type: ignore[arg-type]
+    problem, start = ScanProblem(*streams[:5]), streams[5]  # type: ignore[arg-type]
     assert start is not None
     cut = Cut.of(problem, chip_of(start.device))
     carry = problem.empty_states(cut.b * cut.segments)
@@ -262,18 +262,18 @@ def forward(settings: Settings, streams: Streams, keep: bool) -> Result:
         *problem.inputs,
         planes_of(start),
         summaries,
-        Numbers.of(o),
+        ScanNumbers.of(o),
         carry,
         marks or None,
         *cut.lengths,
         **_constants(problem),
         num_warps=1,
     )
-    return Result((o, state_of(carry, cut.segments - 1, start)), marks)
+    return OperatorResult((o, state_of(carry, cut.segments - 1, start)), marks)
 
 
 def backward(
-    _settings: Settings,
+    _settings: ScanSettings,
     streams: Streams,
     saved: Streams,
     gradients: tuple[Tensor, ...],
@@ -281,19 +281,19 @@ def backward(
 ) -> Streams:
     from fastweights.kernels.triton.device import scan as device
 
-    problem, (do, dlast) = Problem(*streams[:5]), gradients  # type: ignore[arg-type]
+    problem, (do, dlast) = ScanProblem(*streams[:5]), gradients  # type: ignore[arg-type]
     cut = Cut.of(problem, chip_of(do.device))
     carry = problem.empty_states(cut.b * cut.segments)
     summaries = summarize(problem, cut, problem.q, do, reverse=True)
     rooms = {
         name: _room(problem, cut, name) if want else None
-        for name, want in zip(Problem._fields, wanted, strict=False)
+        for name, want in zip(ScanProblem._fields, wanted, strict=False)
     }
     launch(
         device.scan_backward,
         cut.grid,
         *problem.inputs,
-        Numbers.of(do),
+        ScanNumbers.of(do),
         planes_of(dlast),
         summaries,
         saved,
@@ -311,7 +311,7 @@ def backward(
     return *found, state_of(carry, 0, dlast)
 
 
-def _constants(problem: Problem) -> dict[str, Any]:
+def _constants(problem: ScanProblem) -> dict[str, Any]:
     return dict(
         V=problem.v.shape[-1],
         K=problem.keys,
@@ -344,7 +344,7 @@ what heads share; the planes ``[b·segments k channels]`` of what is constant in
 """
 
 
-def _room(problem: Problem, cut: Cut, name: str) -> Room | None:
+def _room(problem: ScanProblem, cut: Cut, name: str) -> Room | None:
     stream: Tensor | None = getattr(problem, name)
     if stream is None:
         return None
@@ -362,12 +362,12 @@ def _room(problem: Problem, cut: Cut, name: str) -> Room | None:
     return stream.new_empty(shape, dtype=stream.dtype if alone else exact)
 
 
-def _written(room: Room | None) -> tuple[Numbers | None, tuple[Tensor, ...] | None]:
+def _written(room: Room | None) -> tuple[ScanNumbers | None, tuple[Tensor, ...] | None]:
     """As the kernel has it: for every token, or for what is constant in time."""
-    return (None, room) if isinstance(room, tuple) else (Numbers.or_none(room), None)
+    return (None, room) if isinstance(room, tuple) else (ScanNumbers.or_none(room), None)
 
 
-def _gather(problem: Problem, name: str, room: Room) -> Tensor:
+def _gather(problem: ScanProblem, name: str, room: Room) -> Tensor:
     """The gradient of a stream: its parts added up, in a fixed order."""
     stream: Tensor = getattr(problem, name)
     h, v = problem.v.shape[2:]
@@ -383,7 +383,7 @@ def _gather(problem: Problem, name: str, room: Room) -> Tensor:
     return (room if v == 1 else room.unflatten(2, (h, v)).sum(3)).to(stream.dtype)
 
 
-def _define(settings: Settings, streams: Streams) -> tuple[Tensor, Any]:
+def _define(settings: ScanSettings, streams: Streams) -> tuple[Tensor, Any]:
     *of_record, rate, start = streams
     q, k, v, log_decay = of_record
     assert start is not None
@@ -394,9 +394,9 @@ def _define(settings: Settings, streams: Streams) -> tuple[Tensor, Any]:
     return o.to(start.dtype) if settings.exact else o, last
 
 
-SCAN = Operator(
+SCAN = TritonOperator(
     "scan",
-    Settings,
+    ScanSettings,
     ("q", "k", "v", "log_decay", "rate", "start"),
     2,
     forward,
@@ -436,7 +436,7 @@ def _scan(
     if k is None and log_decay.shape[1] < t:
         k = -torch.expm1(log_decay)
     o, state = SCAN(
-        Settings(exact),
+        ScanSettings(exact),
         _over_time(q, b, t, q.shape[2]),
         None if k is None else _over_time(k, b, t, k.shape[2]),
         _values(recurrence).expand(b, t, h, -1),

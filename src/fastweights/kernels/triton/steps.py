@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastweights.kernels.composed import compute_with_normaliser
+from fastweights.kernels.composed import compute_composed
 from fastweights.kernels.table import Kernel, refuse_complex
 from fastweights.kernels.triton.decay import expand_streams
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
-from fastweights.kernels.triton.places import place_of_next
-from fastweights.kernels.triton.streams import NARROW, Stream
-from fastweights.kernels.triton.tiling import ceiling, next_power
+from fastweights.kernels.triton.streams import (
+    NARROW,
+    ceiling,
+    next_power,
+    place_of_next,
+    strided,
+)
 from fastweights.recurrence.base import Recurrence
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Normalized
@@ -48,24 +52,14 @@ def advance(record: Decay | Delta | Bonus, before: Tensor) -> tuple[Tensor, Tens
     width = min(next_power(values), max(8, TILE // height))
     together = min(next_power(h), max(1, TILE // (height * width)))
     groups, o, after = ceiling(h, together), _empty_output(record), place_of_next(before)
-    skip = "bonus" if isinstance(record, Bonus) else "skip"
+    skip = "bonus" if "bonus" in record.streams else "skip"
+    streams = strided(*expand_streams(record, "q", "k", "v", "log_decay", "beta", skip))
+    has_own = _width(record, "log_decay") == keys, _width(record, skip) == values, skip == "bonus"
     launch(
         device.advance,
         (b * groups, ceiling(values, width)),
-        o,
-        after,
-        before.contiguous(),
-        *map(Stream.or_none, expand_streams(record, "q", "k", "v", "log_decay", "beta", skip)),
-        h,
-        groups,
-        keys,
-        values,
-        _width(record, "log_decay") == keys,
-        _width(record, skip) == values,
-        isinstance(record, Bonus),
-        together,
-        height,
-        width,
+        *(o, after, before.contiguous(), *streams),
+        *(h, groups, keys, values, *has_own, together, height, width),
         num_warps=min(16, max(1, together * height * width // 512)),
     )
     return o, after
@@ -82,22 +76,17 @@ def advance_mesa(record: Mesa, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple
     o, (gram, memory) = _empty_output(record), map(place_of_next, state)
     names = ("q", "k", "v", "beta", "ridge", "log_decay")
     height = next_power(keys)
-    launch(
-        device.advance_mesa,
-        (b * h,),
-        o,
-        gram,
-        memory,
-        *(s.contiguous() for s in state),
-        *map(Stream.or_none, expand_streams(record, *names)),
-        h,
+    solver = (
         record.solver.max_steps,
         float(record.solver.tol or 0.0),
         torch.finfo(torch.float32).eps / 8,
-        keys,
-        values,
-        height,
-        min(next_power(values), max(8, TILE // height)),
+    )
+    launch(
+        device.advance_mesa,
+        (b * h,),
+        *(o, gram, memory, *(s.contiguous() for s in state)),
+        *strided(*expand_streams(record, *names)),
+        *(h, *solver, keys, values, height, min(next_power(values), max(8, TILE // height))),
         num_warps=min(8, max(1, height * height // 1024)),
     )
     return o, (gram, memory)
@@ -135,5 +124,5 @@ STEPS = [
     Kernel("delta, one token (Triton)", Delta, advance, refuses, DEVICES, True),
     Kernel("bonus, one token (Triton)", Bonus, advance, refuses, DEVICES, True),
     Kernel("mesa, one token (Triton)", Mesa, advance_mesa, refuses_mesa, DEVICES, True),
-    Kernel("normalised, one token (Triton)", Normalized, compute_with_normaliser, refuses, DEVICES),
+    Kernel("normalised, one token (Triton)", Normalized, compute_composed, refuses, DEVICES),
 ]

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import Chip, chip_of
 from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
-from fastweights.kernels.triton.operator import Operator, Result, Streams
-from fastweights.kernels.triton.streams import NARROW, Stream, side_by_side
-from fastweights.kernels.triton.tiling import next_power
+from fastweights.kernels.triton.operator import OperatorResult, Streams, TritonOperator
+from fastweights.kernels.triton.streams import NARROW, Strided, next_power, side_by_side
 from fastweights.kernels.windowed.forward import blockwise_windows
 from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN
@@ -192,7 +191,7 @@ def tile_width(width: int) -> int:
     return max(16, next_power(width))
 
 
-def attend(settings: WindowSettings, streams: Streams, keep: bool) -> Result:
+def attend(settings: WindowSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(o ``[b t h v]``, S behind the last token); for a backward with statistics of the queries,
     and o or both sides' averages.
     """
@@ -211,9 +210,9 @@ def attend(settings: WindowSettings, streams: Streams, keep: bool) -> Result:
     launch(
         device.attend,
         (sizes.b * sizes.heads * sizes.chunks,),
-        *(Stream.of(x) for x in (s.q, s.k, s.v, s.fq, s.fk, s.mix)),
+        *(Strided.of(x) for x in (s.q, s.k, s.v, s.fq, s.fk, s.mix)),
         *(s.W_q, s.W_k, s.documents, states, normalisers),
-        *(Stream.of(o), *map(Stream.or_none, sides), statistics),
+        *(Strided.of(o), *map(Strided.or_none, sides), statistics),
         *(settings.scale, settings.softcap or None, *sizes.lengths),
         HEADS=sizes.heads,
         SHARED=settings.shared,
@@ -224,7 +223,7 @@ def attend(settings: WindowSettings, streams: Streams, keep: bool) -> Result:
         num_stages=2,
     )
     saved = () if settings.shared else tuple(sides)
-    return Result((o, last), (statistics, *saved) if keep else ())
+    return OperatorResult((o, last), (statistics, *saved) if keep else ())
 
 
 def sum_memory(
@@ -251,7 +250,7 @@ def sum_memory(
         launch(
             device.sum_memory,
             (b * g * segments, blocks),
-            *(Stream.of(s.fk), s.W_k, Stream.of(s.v), s.documents, s.memory),
+            *(Strided.of(s.fk), s.W_k, Strided.of(s.v), s.documents, s.memory),
             *(sums, normaliser_sums, *results, *sizes.lengths, per_segment, segments),
             **constants,
             BV=columns,
@@ -296,10 +295,10 @@ def differentiate(
     launch(
         device.window_query_gradients,
         (sizes.b * sizes.heads * sizes.chunks,),
-        *(Stream.of(x) for x in (s.q, s.k, s.v, s.mix)),
+        *(Strided.of(x) for x in (s.q, s.k, s.v, s.mix)),
         *(s.documents, statistics),
-        *(Stream.or_none(x) for x in (o, near, far)),
-        *(Stream.of(x) for x in (do, dq, dmix)),
+        *(Strided.or_none(x) for x in (o, near, far)),
+        *(Strided.of(x) for x in (do, dq, dmix)),
         *(coefficients, settings.scale, settings.softcap or None, *sizes.lengths),
         **_without(constants, "F", "PART", "PARTS", "BF"),
         **options,
@@ -307,8 +306,8 @@ def differentiate(
     launch(
         device.memory_query_gradients,
         (sizes.b * sizes.heads * sizes.chunks,),
-        *(Stream.of(x) for x in (s.v, s.fk)),
-        *(s.documents, states, normalisers, coefficients, Stream.of(do), Stream.of(dfq)),
+        *(Strided.of(x) for x in (s.v, s.fk)),
+        *(s.documents, states, normalisers, coefficients, Strided.of(do), Strided.of(dfq)),
         *sizes.lengths,
         **_without(constants, "SHARED", "K", "BK"),
         **options,
@@ -324,9 +323,9 @@ def differentiate(
     launch(
         device.memory_key_gradients,
         (sizes.b * sizes.groups * tiles,),
-        *(Stream.of(x) for x in (s.v, s.fq, s.fk)),
+        *(Strided.of(x) for x in (s.v, s.fq, s.fk)),
         *(s.documents, coefficients, dstates, dnormalisers),
-        *(Stream.of(x) for x in (do, far_dv, dfk)),
+        *(Strided.of(x) for x in (do, far_dv, dfk)),
         *(*sizes.lengths, lowest, tiles),
         **_without(constants, "SHARED", "K", "BK"),
         **options,
@@ -337,9 +336,9 @@ def differentiate(
     launch(
         device.window_key_gradients,
         (sizes.b * sizes.groups * tiles,),
-        *(Stream.of(x) for x in (s.q, s.k, s.v)),
+        *(Strided.of(x) for x in (s.q, s.k, s.v)),
         *(s.documents, statistics, coefficients),
-        *(Stream.of(x) for x in (do, far_dv, dk, dv)),
+        *(Strided.of(x) for x in (do, far_dv, dk, dv)),
         *(settings.scale, settings.softcap or None, *sizes.lengths, lowest, tiles),
         **_without(constants, "F", "PART", "PARTS", "BF"),
         **options,
@@ -371,7 +370,7 @@ def sum_memory_gradients(
         launch(
             device.sum_memory_gradients,
             (b * g * segments, blocks),
-            *(Stream.of(s.fq), Stream.of(do), s.documents, coefficients, dlast),
+            *(Strided.of(s.fq), Strided.of(do), s.documents, coefficients, dlast),
             *(sums, normaliser_sums, *results),
             *(sizes.length, sizes.cached, sizes.chunks, per_segment, segments),
             HEADS=sizes.heads,
@@ -418,7 +417,7 @@ def _starts_of(documents: Tensor | None, count: int) -> Tensor | None:
     return (F.pad(documents[:, count:], (1, 0)).diff(dim=1) != 0)[..., None, None]
 
 
-WINDOW = Operator(
+WINDOW = TritonOperator(
     "window", WindowSettings, Tensors._fields, 2, attend, differentiate, _define, reread=1
 )
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.launch import DEVICES, launch
-from fastweights.kernels.triton.streams import Stream, side_by_side
+from fastweights.kernels.triton.streams import Strided, side_by_side
 from fastweights.kernels.triton.windowed import (
     FeatureParts,
     LearnedMap,
@@ -60,10 +60,10 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
     launch(
         device.step,
         (b * g, -(-widest // COLUMNS)),
-        *(Stream.of(s) for s in (q, k, v, fq, fk, mix)),
+        *(Strided.of(s) for s in (q, k, v, fq, fk, mix)),
         *(learned[:2] if learned else (None, None)),
         *(keys, values, kept, memory, age),
-        *(Stream.of(o), *ring, written, after),
+        *(Strided.of(o), *ring, written, after),
         *(q.shape[-1] ** -0.5, recurrence.softcap, cached, recurrence.window),
         HEADS=h,
         GROUPS=g,

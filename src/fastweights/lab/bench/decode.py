@@ -23,7 +23,14 @@ from fastweights.lab.bench.cases import CASES, RecurrenceCase
 from fastweights.lab.bench.contenders import Inputs, Sizes
 from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Budget,
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+)
 from fastweights.methods import evaluate
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM

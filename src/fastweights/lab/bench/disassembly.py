@@ -42,7 +42,7 @@ class Instruction(NamedTuple):
     line: str
 
 
-class Loop(NamedTuple):
+class CodeLoop(NamedTuple):
     """Attributes:
     first, last: places of its instructions in the binary; the last jumps to the first
     line: of the statement in the kernel's source, as in "decay.py:87"
@@ -97,7 +97,7 @@ class Code:
         return cls.read(found.stdout)
 
     @cached_property
-    def loops(self) -> tuple[Loop, ...]:
+    def loops(self) -> tuple[CodeLoop, ...]:
         """Outer ones before those inside them."""
         last: dict[int, int] = {}
         for place, one in enumerate(self.instructions):
@@ -105,7 +105,7 @@ class Code:
             if target is not None and target < place:
                 last[target] = place
         return tuple(
-            Loop(first, end, self.instructions[end].line) for first, end in sorted(last.items())
+            CodeLoop(first, end, self.instructions[end].line) for first, end in sorted(last.items())
         )
 
     def _target(self, one: Instruction) -> int | None:

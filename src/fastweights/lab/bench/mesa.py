@@ -20,10 +20,17 @@ from fastweights.lab.bench.contenders import Phase, Sizes, bind
 from fastweights.lab.bench.mesa_speed import PARTS, SpeedPlan, run_mesa_timing
 from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Budget,
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+)
 from fastweights.methods import evaluate
+from fastweights.mixers.mesa import use_solver
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import use_solver
 from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
 from fastweights.text.corpus import Text, read_corpus
 from fastweights.text.tokenizers import ExistingTokenizer

@@ -20,7 +20,14 @@ from fastweights.lab.bench.contenders import Inputs, Phase, Sizes, TensorFunctio
 from fastweights.lab.bench.memory import MemoryTask, peak_bytes
 from fastweights.lab.bench.ops import load, relative
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Budget,
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+)
 from fastweights.methods import Chunkwise, evaluate
 from fastweights.recurrence import (
     Cholesky,

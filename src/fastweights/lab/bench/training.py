@@ -12,7 +12,14 @@ import torch
 from torch import nn
 
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Budget,
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+)
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.runs.optimizers import AdamW

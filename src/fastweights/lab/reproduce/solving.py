@@ -15,12 +15,12 @@ from fastweights.analysis.capture import mesa_records
 from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial
 from fastweights.lab.reproduce.claim import Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
-from fastweights.lab.reproduce.text import Probe
+from fastweights.lab.reproduce.text import TextProbe
 from fastweights.lab.sweep.trainer import TaskStage, train
 from fastweights.methods import evaluate
 from fastweights.mixers import MesaLayer
+from fastweights.mixers.mesa import use_solver
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.models.mesa import use_solver
 from fastweights.recurrence import (
     ConjugateGradient,
     Decay,
@@ -36,7 +36,7 @@ ADDED, BY_STEPS = "loss added to that of 30 steps", "accuracy by steps"
 
 
 @dataclass(frozen=True)
-class Solvers(Probe):
+class Solvers(TextProbe):
     """A probe of the loss with other solvers in place of the model's own.
 
     It measures the loss, what it adds to that of `base` in the first and last quarter of the
@@ -148,7 +148,7 @@ class StepsExperiment(TaskExperiment):
 
 
 @dataclass(frozen=True)
-class MesaDiagnostics(Probe):
+class MesaDiagnostics(TextProbe):
     """A probe of the linear systems in a model's Mesa layers.
 
     Over all heads, it measures the rank correlation of the mean γ with the condition number of H_t

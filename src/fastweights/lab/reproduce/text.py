@@ -288,7 +288,7 @@ LARGE = _on_books(_backbone(14, 768, 1.5e-3, 28_600, 256, 2048, Text(tokenizatio
 """MesaNet's 145 million parameters and 15 billion tokens, which the user brings."""
 
 
-class Probe(ABC):
+class TextProbe(ABC):
     """A measurement on a trained model, a frozen value."""
 
     @abstractmethod
@@ -299,7 +299,7 @@ class Probe(ABC):
 
 
 @dataclass(frozen=True)
-class Positions(Probe):
+class Positions(TextProbe):
     """A probe of the loss on validation text: over all tokens, and by position in octaves.
 
     Attributes:
@@ -319,7 +319,7 @@ class Positions(Probe):
 
 
 @dataclass(frozen=True)
-class Extrapolation(Probe):
+class Extrapolation(TextProbe):
     """A probe of the mean loss up to each of several lengths, with the state carried along.
 
     Attributes:
@@ -365,7 +365,7 @@ class LanguageModelTrial(Trial):
     mixers: tuple[Fields, ...]
     seed: int
     pretraining: LanguageTraining
-    readings: tuple[Probe, ...]
+    readings: tuple[TextProbe, ...]
     tuning: Tuning = Tuning()
 
     @property
@@ -405,7 +405,7 @@ class LanguageModels(Experiment):
 
     models: Mapping[str, tuple[Fields, ...]]
     pretraining: LanguageTraining
-    readings: tuple[Probe, ...]
+    readings: tuple[TextProbe, ...]
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     reference: str | None = None
     tuning: Tuning = Tuning()

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from fastweights.analysis.theory import (
     Approximation,
     Embedding,
-    Finding,
     LeastParameters,
     Overwriting,
     ReversedSigmoid,
     TaylorSoftmax,
+    TheoryFinding,
     findings,
 )
 from fastweights.lab.reproduce.claim import Experiment, FigureForm, Trial, TrialContext
@@ -70,7 +70,7 @@ class FindingFigure(FigureForm):
         return figure
 
 
-def finding(source: str) -> Finding:
+def finding(source: str) -> TheoryFinding:
     """Return the finding of this source.
 
     Raises:
@@ -82,7 +82,7 @@ def finding(source: str) -> Finding:
     return found[source]
 
 
-def measures_of(found: Finding) -> Iterator[Measure]:
+def measures_of(found: TheoryFinding) -> Iterator[Measure]:
     """Yield the numbers of a finding as exact measures.
 
     Raises:

@@ -13,7 +13,7 @@ from fastweights.kernels.triton.chips import CHIPS, chip_of
 from fastweights.kernels.triton.chunks import Chunks, chunk_states
 from fastweights.kernels.triton.device import decay
 from fastweights.kernels.triton.launch import launch
-from fastweights.kernels.triton.streams import Stream
+from fastweights.kernels.triton.streams import Strided
 from fastweights.lab.bench.offline import Compiled, Log, offline
 from small_kernels import exact, fill, square
 
@@ -21,7 +21,7 @@ from small_kernels import exact, fill, square
 def multiply(length: int, dtype: torch.dtype = torch.bfloat16, **options: object) -> None:
     x = torch.empty(1, length, 1, 64, dtype=dtype, device="meta")
     options = {"num_warps": 4, **options}
-    streams = Stream.of(x), Stream.of(torch.empty_like(x))
+    streams = Strided.of(x), Strided.of(torch.empty_like(x))
     launch(square, (-(-length // 64),), *streams, length, width=64, C=64, **options)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import only, select
-from fastweights.kernels.triton.places import in_place
+from fastweights.kernels.triton.streams import in_place
 from fastweights.ops import Convolution, convolve
 from fastweights.ops.convolution import convolve_by_taps
 from poison import poisoned_memory

@@ -12,7 +12,7 @@ import torch
 
 from fastweights.kernels.triton.device import decay
 from fastweights.kernels.triton.launch import launch
-from fastweights.kernels.triton.streams import Stream
+from fastweights.kernels.triton.streams import Strided
 from fastweights.lab.bench.contenders import Sizes
 from fastweights.lab.bench.disassembly import EARLY
 from fastweights.lab.bench.problems import Problem
@@ -26,7 +26,7 @@ from static.work import CountedLaunch, Counts
 
 def run(dtype: torch.dtype, length: int) -> CountedLaunch:
     x = torch.randn(1, length, 1, 32).to(dtype) / 8
-    streams = Stream.of(x), Stream.of(torch.empty_like(x))
+    streams = Strided.of(x), Strided.of(torch.empty_like(x))
     with counting() as launches:
         launch(square, (-(-length // 16),), *streams, length, width=32, C=16)
     (found,) = launches

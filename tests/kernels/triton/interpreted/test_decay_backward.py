@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import triton_interpreter
 from fastweights.kernels.triton.chunks import Chunks, chunk_scores, chunk_states
 from fastweights.kernels.triton.decay import TRITON_DECAY
 from fastweights.kernels.triton.decay_backward import (
@@ -17,6 +16,7 @@ from fastweights.kernels.triton.decay_backward import (
     value_gradients,
 )
 from fastweights.recurrence import Decay
+from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -50,7 +50,7 @@ def differentiate(streams: Streams, start: Tensor, names: tuple[str, ...]) -> li
     leaves["start"] = start.clone()
     wanted = [s.requires_grad_() for n in names if (s := leaves[n]) is not None]
     start = leaves.pop("start")
-    with triton_interpreter.poisoned_memory():
+    with poisoned_memory():
         o, last = TRITON_DECAY.compute(build(leaves), start)
         return list(torch.autograd.grad((o.cos().sum() + last.sin().sum()), wanted))
 
@@ -112,7 +112,7 @@ def test_a_second_reader_adds_to_the_gradients_of_the_first(
     assert k is not None
     assert v is not None
     chunks = Chunks.of(q, v, dtype)
-    with triton_interpreter.poisoned_memory():
+    with poisoned_memory():
         states, _ = chunk_states(start, k, v, g, chunks)
         d_states, d_start = state_gradients(d_final, q, g, d_o, chunks)
         more, d_start_more = state_gradients(torch.zeros_like(d_final), e, g, d_y, chunks)

@@ -13,7 +13,7 @@ from fastweights.generate import Decoder
 from fastweights.kernels import select
 from fastweights.kernels.native import library
 from fastweights.kernels.triton import steps
-from fastweights.kernels.triton.places import in_place
+from fastweights.kernels.triton.streams import in_place
 from fastweights.methods import Recurrent, evaluate
 from fastweights.models.graph import StaticStep, states_of
 from fastweights.recurrence import (

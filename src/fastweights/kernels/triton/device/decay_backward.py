@@ -276,11 +276,7 @@ def store_channel_decay_gradient(
     before,
     k,
     log_decay,
-    b,
-    h,
-    tokens,
-    length,
-    columns,
+    at,
     d_keys,
     d_sums,
     d_end,
@@ -294,10 +290,12 @@ def store_channel_decay_gradient(
     c_t), and the state before the chunk e^(c_end) there.
 
     Args:
+        at: batch, head, tokens, how many there are, columns
         d_keys: dk [C, K]
         d_sums: rows ∘ drows - k ∘ dk
         d_end: what c_end gets [K]
     """
+    b, h, tokens, length, columns = at
     found = add_up_finite(causal_transposed(C, False), d_sums, KIND) + d_end[None, :]
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
     if k is None:
@@ -458,22 +456,9 @@ def channel_reader_gradients(
         d_keys *= down
         store_sum(d_k, d_k_before, b, h, tokens, length, columns, K, d_keys)
         if d_log_decay is not None:
+            at = (b, h, tokens, length, columns)
             store_channel_decay_gradient(
-                d_log_decay,
-                d_log_decay_before,
-                k,
-                log_decay,
-                b,
-                h,
-                tokens,
-                length,
-                columns,
-                d_keys,
-                d_sums,
-                d_end,
-                K,
-                C,
-                KIND,
+                d_log_decay, d_log_decay_before, k, log_decay, at, d_keys, d_sums, d_end, K, C, KIND
             )
 
 
@@ -552,20 +537,7 @@ def steep_reader_gradients(
         queries = load_tile(rows, b, h, tokens, length, columns, K)
         keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
         d_sums = queries * d_queries - keys * d_keys
+        at = (b, h, tokens, length, columns)
         store_channel_decay_gradient(
-            d_log_decay,
-            d_log_decay_before,
-            k,
-            log_decay,
-            b,
-            h,
-            tokens,
-            length,
-            columns,
-            d_keys,
-            d_sums,
-            d_end,
-            K,
-            C,
-            KIND,
+            d_log_decay, d_log_decay_before, k, log_decay, at, d_keys, d_sums, d_end, K, C, KIND
         )

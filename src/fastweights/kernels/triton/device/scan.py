@@ -51,8 +51,10 @@ def keys_of(block, K: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit
-def decay_at(g, rate, narrow, constant, b, t, there, heads, keys, inside):
-    """(log α_t, α_t) [K, L]; 0 and 1 where token t is not there.
+def decay_at(g, rate, narrow, constant, at, j: tl.constexpr, there):
+    """(log α, α) [K, L] of token t0 + j; 0 and 1 where it is not there.
+
+    `at`: b, t0, the heads and keys of the block, which keys and channels there are.
 
     `narrow` is the number that all keys of a head share, times their `rate`; `constant` is α of
     every token, whose log nothing needs. What there is none of is (). Where there is neither, the
@@ -61,7 +63,8 @@ def decay_at(g, rate, narrow, constant, b, t, there, heads, keys, inside):
     if len(constant) > 0:
         return (), choose(there, constant, 1.0)
     elif len(narrow) == 0:
-        log = read(g, b, t, heads, keys, inside & there)
+        b, t0, heads, keys, wanted, real = at
+        log = read(g, b, t0 + j, heads, keys, wanted & real & there)
         return log, exponential(log)
     elif len(rate) == 0:
         return narrow, exponential(narrow)
@@ -80,22 +83,9 @@ def narrow_at(gs, j: tl.constexpr):
 
 
 @triton.jit
-def numbers_at(
-    x,
-    constant,
-    b,
-    t0,
-    j: tl.constexpr,
-    there,
-    heads,
-    keys,
-    K: tl.constexpr,
-    T,
-    wanted,
-    real,
-    SHARED: tl.constexpr,
-):
+def numbers_at(x, constant, at, j: tl.constexpr, there, K: tl.constexpr, T, SHARED: tl.constexpr):
     """q or k at token t0 + j: [K, L], or [K, 1] of ``[b t k]`` that all heads share."""
+    b, t0, heads, keys, wanted, real = at
     if len(constant) > 0:
         return constant
     elif SHARED:
@@ -105,27 +95,12 @@ def numbers_at(
 
 
 @triton.jit
-def key_at(
-    k,
-    constant,
-    log,
-    b,
-    t0,
-    j: tl.constexpr,
-    there,
-    heads,
-    keys,
-    K: tl.constexpr,
-    T,
-    wanted,
-    real,
-    SHARED: tl.constexpr,
-):
+def key_at(k, constant, log, at, j: tl.constexpr, there, K: tl.constexpr, T, SHARED: tl.constexpr):
     """k_t, or the tied key 1 - α_t where there is no stream."""
     if k is None and len(constant) == 0:
         return (one_minus_exp(log[0]),)
     else:
-        return numbers_at(k, constant, b, t0, j, there, heads, keys, K, T, wanted, real, SHARED)
+        return numbers_at(k, constant, at, j, there, K, T, SHARED)
 
 
 @triton.jit
@@ -147,8 +122,38 @@ def read_rate(rate, b, heads, keys, inside):
 
 
 @triton.jit
-def load_states(states, index, keys, K: tl.constexpr, channels, n, inside):
-    """[K, L] of the states at this index."""
+def read_tile(x, b, t0, stop, heads, columns, real, STEPS: tl.constexpr):
+    """x [1, L] of every token of a tile; zeros from `stop` on."""
+    found = ()
+    for j in tl.static_range(STEPS):
+        found = found + (read(x, b, t0 + j, heads, columns, real & (t0 + j < stop)),)
+    return found
+
+
+@triton.jit
+def write_tile(x, b, t0, stop, heads, columns, real, found):
+    """x of every token of a tile before `stop`, where there is room for it."""
+    if x is not None:
+        for j in tl.static_range(len(found)):
+            write(x, b, t0 + j, heads, columns, real & (t0 + j < stop), found[j])
+
+
+@triton.jit
+def zero_tile(LANES: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr):
+    """Zeros [1, L] for every token of a tile."""
+    found = ()
+    for _ in tl.static_range(STEPS):
+        found = found + (zeros(1, LANES, PARTS),)
+    return found
+
+
+@triton.jit
+def load_states(states, index, cell, K: tl.constexpr):
+    """[K, L] of the states at this index.
+
+    `cell`: the keys and channels of the block, how many channels there are, which of all are there.
+    """
+    keys, channels, n, inside = cell
     places = tl.cast(index, tl.int64) * K * n + keys * n + channels
     real = tl.load(states[0] + places, mask=inside, other=0.0)
     if len(states) == 1:
@@ -158,8 +163,9 @@ def load_states(states, index, keys, K: tl.constexpr, channels, n, inside):
 
 
 @triton.jit
-def store_states(states, index, keys, K: tl.constexpr, channels, n, inside, s):
+def store_states(states, index, cell, K: tl.constexpr, s):
     """[K, L] to where `load_states` finds them."""
+    keys, channels, n, inside = cell
     places = tl.cast(index, tl.int64) * K * n + keys * n + channels
     tl.store(states[0] + places, s[0], mask=inside)
     if len(states) == 2:
@@ -168,25 +174,15 @@ def store_states(states, index, keys, K: tl.constexpr, channels, n, inside, s):
 
 @triton.jit
 def state_before(
-    start,
-    summaries,
-    b,
-    segment,
-    segments,
-    keys,
-    K: tl.constexpr,
-    channels,
-    n,
-    inside,
-    REVERSE: tl.constexpr,
+    start, summaries, b, segment, segments, cell, K: tl.constexpr, REVERSE: tl.constexpr
 ):
     """What a segment starts from: `start` through all segments before it (REVERSE: behind it)."""
-    s = load_states(start, b, keys, K, channels, n, inside)
+    s = load_states(start, b, cell, K)
     if summaries is not None:
         for i in range(segments - 1 - segment if REVERSE else segment):
             index = b * segments + (segments - 1 - i if REVERSE else i)
-            kept = load_states(summaries[0], index, keys, K, channels, n, inside)
-            added = load_states(summaries[1], index, keys, K, channels, n, inside)
+            kept = load_states(summaries[0], index, cell, K)
+            added = load_states(summaries[1], index, cell, K)
             s = plus(times(kept, s), added)
     return s
 
@@ -227,6 +223,7 @@ def summarize(
     for block in range(tl.cdiv(K, KEYS)):
         keys, wanted = keys_of(block, K, KEYS)
         inside = wanted & real
+        cell = (keys, channels, n, inside)
         factors = read_rate(rate, b, heads, keys, inside)
         constant_k = read_constant(every_k, b, heads, keys, inside)
         constant_a = read_constant(every_a, b, heads, keys, inside)
@@ -234,6 +231,7 @@ def summarize(
         kept = plus(zeros(KEYS, LANES, len(summaries[0])), (1.0,))
         for i in range(0, stop - first, STEPS):
             t0 = stop - 1 - i if REVERSE else first + i
+            at = (b, t0, heads, keys, wanted, real)
             vs, gs = (), ()
             for j in tl.static_range(STEPS):
                 t = t0 - j if REVERSE else t0 + j
@@ -244,33 +242,17 @@ def summarize(
             for j in tl.static_range(STEPS):
                 t = t0 - j if REVERSE else t0 + j
                 there = (t >= first) & (t < stop)
-                log, a = decay_at(
-                    g, factors, narrow_at(gs, j), constant_a, b, t, there, heads, keys, inside
-                )
-                key = key_at(
-                    k,
-                    constant_k,
-                    log,
-                    b,
-                    t0,
-                    -j if REVERSE else j,
-                    there,
-                    heads,
-                    keys,
-                    K,
-                    T,
-                    wanted,
-                    real,
-                    SHARED_K,
-                )
+                step: tl.constexpr = -j if REVERSE else j
+                log, a = decay_at(g, factors, narrow_at(gs, j), constant_a, at, step, there)
+                key = key_at(k, constant_k, log, at, step, there, K, T, SHARED_K)
                 if REVERSE:
                     s = conjugate_times(a, plus(s, conjugate_times(key, vs[j])))
                     kept = conjugate_times(a, kept)
                 else:
                     s = plus(times(a, s), times(key, vs[j]))
                     kept = times(a, kept)
-        store_states(summaries[0], index, keys, K, channels, n, inside, kept)
-        store_states(summaries[1], index, keys, K, channels, n, inside, s)
+        store_states(summaries[0], index, cell, K, kept)
+        store_states(summaries[1], index, cell, K, s)
 
 
 @triton.jit(do_not_specialize=OPAQUE)
@@ -318,57 +300,69 @@ def scan_forward(
     for block in range(BLOCKS):
         keys, wanted = keys_of(block, K, KEYS)
         inside = wanted & real
-        s = state_before(
-            start, summaries, b, segment, segments, keys, K, channels, n, inside, False
-        )
+        cell = (keys, channels, n, inside)
+        s = state_before(start, summaries, b, segment, segments, cell, K, False)
         if BLOCKS > 1:
-            store_states(carry, index, keys, K, channels, n, inside, s)
+            store_states(carry, index, cell, K, s)
 
     for t0 in range(first, stop, STEPS):
-        vs, gs, outputs = (), (), ()
-        for j in tl.static_range(STEPS):
-            present = real & (t0 + j < stop)
-            vs = vs + (read(v, b, t0 + j, heads, values, present),)
-            if NARROW:
-                gs = gs + (read(g, b, t0 + j, heads, 0, present),)
-            outputs = outputs + (zeros(1, LANES, len(o.data)),)
+        vs = read_tile(v, b, t0, stop, heads, values, real, STEPS)
+        gs = read_tile(g, b, t0, stop, heads, 0, real, STEPS if NARROW else 0)
+        outputs = zero_tile(LANES, len(o.data), STEPS)
         for block in range(BLOCKS):
             keys, wanted = keys_of(block, K, KEYS)
             inside = wanted & real
+            cell, at = (keys, channels, n, inside), (b, t0, heads, keys, wanted, real)
             factors = read_rate(rate, b, heads, keys, inside)
             constant_q = read_constant(every_q, b, heads, keys, inside)
             constant_k = read_constant(every_k, b, heads, keys, inside)
             constant_a = read_constant(every_a, b, heads, keys, inside)
             if BLOCKS > 1:
-                s = load_states(carry, index, keys, K, channels, n, inside)
+                s = load_states(carry, index, cell, K)
             if marks is not None:
-                store_states(marks, b * tiles + t0 // STEPS, keys, K, channels, n, inside, s)
+                store_states(marks, b * tiles + t0 // STEPS, cell, K, s)
             sums = ()
             for j in tl.static_range(STEPS):
-                t, there = t0 + j, t0 + j < stop
-                log, a = decay_at(
-                    g, factors, narrow_at(gs, j), constant_a, b, t, there, heads, keys, inside
-                )
-                key = key_at(
-                    k, constant_k, log, b, t0, j, there, heads, keys, K, T, wanted, real, SHARED_K
-                )
+                there = t0 + j < stop
+                log, a = decay_at(g, factors, narrow_at(gs, j), constant_a, at, j, there)
+                key = key_at(k, constant_k, log, at, j, there, K, T, SHARED_K)
                 # S_t = α_t S_{t-1} + k_t v_t
                 s = plus(times(a, s), times(key, vs[j]))
                 # o_t = Σ_k q_t S_t
-                query = numbers_at(
-                    q, constant_q, b, t0, j, there, heads, keys, K, T, wanted, real, SHARED_Q
-                )
+                query = numbers_at(q, constant_q, at, j, there, K, T, SHARED_Q)
                 sums = sums + (plus(outputs[j], sum_of(times(query, s), 0)),)
             outputs = sums
             if BLOCKS > 1:
-                store_states(carry, index, keys, K, channels, n, inside, s)
-        for j in tl.static_range(STEPS):
-            write(o, b, t0 + j, heads, values, real & (t0 + j < stop), outputs[j])
+                store_states(carry, index, cell, K, s)
+        write_tile(o, b, t0, stop, heads, values, real, outputs)
         if BLOCKS > 1:
             tl.debug_barrier()
     if BLOCKS == 1:
         keys, wanted = keys_of(0, K, KEYS)
-        store_states(carry, index, keys, K, channels, n, wanted & real, s)
+        cell = (keys, channels, n, wanted & real)
+        store_states(carry, index, cell, K, s)
+
+
+@triton.jit
+def walk_tile(
+    of_key, of_decay, vs, s, at, stop, K: tl.constexpr, T, STEPS: tl.constexpr, SHARED: tl.constexpr
+):
+    """(the states before every token of a tile, log α and α of each), from the state s before it.
+
+    `of_key`: k and what of it is constant; `of_decay`: g, its rate and its numbers, and α if that
+    is constant.
+    """
+    k, constant_k = of_key
+    g, rate, gs, constant_a = of_decay
+    b, t0, heads, keys, wanted, real = at
+    befores, logs, decays = (), (), ()
+    for j in tl.static_range(STEPS):
+        there = t0 + j < stop
+        log, a = decay_at(g, rate, narrow_at(gs, j), constant_a, at, j, there)
+        key = key_at(k, constant_k, log, at, j, there, K, T, SHARED)
+        befores, logs, decays = befores + (s,), logs + (log,), decays + (a,)
+        s = plus(times(a, s), times(key, vs[j]))
+    return befores, logs, decays
 
 
 @triton.jit
@@ -393,26 +387,16 @@ def sum_up(sums, there, a):
 
 @triton.jit
 def keep_gradient(
-    dx,
-    b,
-    t0,
-    j: tl.constexpr,
-    there,
-    strip,
-    strips,
-    channels,
-    keys,
-    K: tl.constexpr,
-    T,
-    wanted,
-    real,
-    SHARED: tl.constexpr,
-    a,
+    dx, at, j: tl.constexpr, there, place, K: tl.constexpr, T, SHARED: tl.constexpr, a
 ):
     """Write the gradient at token t0 + j, of all channels of the block together where heads share
     the stream.
+
+    `at` as in `decay_at`; `place`: the program's strip, how many there are, its channels.
     """
     if dx is not None:
+        b, t0, heads, keys, wanted, real = at
+        strip, strips, channels = place
         if SHARED:
             row = (tl.cast(b, tl.int64) * strips + strip) * T + t0
             write_row(dx.data, row, j, keys, K, wanted & there, sum_of(parts_for(dx, a), 1))
@@ -421,11 +405,11 @@ def keep_gradient(
 
 
 @triton.jit
-def add_sums(dx, sums, index, keys, K: tl.constexpr, channels, n, inside):
+def add_sums(dx, sums, index, cell, K: tl.constexpr):
     """Add to the gradient of a constant stream in this segment; nothing for ()."""
     if len(sums) > 0:
-        before = load_states(dx, index, keys, K, channels, n, inside)
-        store_states(dx, index, keys, K, channels, n, inside, plus(before, sums))
+        before = load_states(dx, index, cell, K)
+        store_states(dx, index, cell, K, plus(before, sums))
 
 
 @triton.jit(do_not_specialize=OPAQUE)
@@ -479,118 +463,58 @@ def scan_backward(
     tiles = tl.cdiv(T, STEPS)
     BLOCKS: tl.constexpr = (K + KEYS - 1) // KEYS
 
+    place = (strip, blocks, channels)
     grad = zeros(KEYS, LANES, len(carry))
     for block in range(BLOCKS):
         keys, wanted = keys_of(block, K, KEYS)
         inside = wanted & real
-        grad = state_before(
-            end, summaries, b, segment, segments, keys, K, channels, n, inside, True
-        )
+        cell = (keys, channels, n, inside)
+        grad = state_before(end, summaries, b, segment, segments, cell, K, True)
         if BLOCKS > 1:
-            store_states(carry, index, keys, K, channels, n, inside, grad)
+            store_states(carry, index, cell, K, grad)
 
     for i in range(tl.cdiv(stop - first, STEPS)):
         tile = tl.cdiv(stop, STEPS) - 1 - i
         t0 = tile * STEPS
-        vs, gs, dos, dvs, dgs = (), (), (), (), ()
-        for j in tl.static_range(STEPS):
-            present = real & (t0 + j < stop)
-            vs = vs + (read(v, b, t0 + j, heads, values, present),)
-            dos = dos + (read(do, b, t0 + j, heads, values, present),)
-            dvs = dvs + (zeros(1, LANES, len(v.data)),)
-            if NARROW:
-                gs = gs + (read(g, b, t0 + j, heads, 0, present),)
-                dgs = dgs + (zeros(1, LANES, len(g.data)),)
+        vs = read_tile(v, b, t0, stop, heads, values, real, STEPS)
+        dos = read_tile(do, b, t0, stop, heads, values, real, STEPS)
+        gs = read_tile(g, b, t0, stop, heads, 0, real, STEPS if NARROW else 0)
+        dvs = zero_tile(LANES, len(v.data), STEPS)
+        dgs = zero_tile(LANES, len(g.data) if NARROW else 1, STEPS if NARROW else 0)
         for block in range(BLOCKS):
             keys, wanted = keys_of(block, K, KEYS)
             inside = wanted & real
+            cell, at = (keys, channels, n, inside), (b, t0, heads, keys, wanted, real)
             factors = read_rate(rate, b, heads, keys, inside)
             constant_q = read_constant(every_q, b, heads, keys, inside)
             constant_k = read_constant(every_k, b, heads, keys, inside)
             constant_a = read_constant(every_a, b, heads, keys, inside)
-            # the states before every token of the tile
-            s = load_states(marks, b * tiles + tile, keys, K, channels, n, inside)
-            befores, logs, decays = (), (), ()
-            for j in tl.static_range(STEPS):
-                t, there = t0 + j, t0 + j < stop
-                log, a = decay_at(
-                    g, factors, narrow_at(gs, j), constant_a, b, t, there, heads, keys, inside
-                )
-                key = key_at(
-                    k, constant_k, log, b, t0, j, there, heads, keys, K, T, wanted, real, SHARED_K
-                )
-                befores, logs, decays = befores + (s,), logs + (log,), decays + (a,)
-                s = plus(times(a, s), times(key, vs[j]))
+            s = load_states(marks, b * tiles + tile, cell, K)
+            of_key, of_decay = (k, constant_k), (g, factors, gs, constant_a)
+            befores, logs, decays = walk_tile(
+                of_key, of_decay, vs, s, at, stop, K, T, STEPS, SHARED_K
+            )
             # G_{t+1}, what reaches S_t from behind, token after token back
             if BLOCKS > 1:
-                grad = load_states(carry, index, keys, K, channels, n, inside)
+                grad = load_states(carry, index, cell, K)
             q_sums = sums_for(every_dq, KEYS, LANES)
             k_sums = sums_for(every_dk, KEYS, LANES)
             g_sums = sums_for(every_dg, KEYS, LANES)
             rate_sums = sums_for(drate, KEYS, LANES)
             back_dvs, back_dgs = (), ()
             for j in tl.static_range(STEPS - 1, -1, -1):
-                t, there = t0 + j, t0 + j < stop
+                there = t0 + j < stop
                 a, before, value, d_output = decays[j], befores[j], vs[j], dos[j]
-                key = key_at(
-                    k,
-                    constant_k,
-                    logs[j],
-                    b,
-                    t0,
-                    j,
-                    there,
-                    heads,
-                    keys,
-                    K,
-                    T,
-                    wanted,
-                    real,
-                    SHARED_K,
-                )
-                query = numbers_at(
-                    q, constant_q, b, t0, j, there, heads, keys, K, T, wanted, real, SHARED_Q
-                )
+                key = key_at(k, constant_k, logs[j], at, j, there, K, T, SHARED_K)
+                query = numbers_at(q, constant_q, at, j, there, K, T, SHARED_Q)
                 # o_t = Σ_k q_t S_t: dq_t = S̄_t do_t, and dS_t = G_{t+1} + q̄_t do_t
                 d_query = conjugate_times(plus(times(a, before), times(key, value)), d_output)
-                keep_gradient(
-                    dq,
-                    b,
-                    t0,
-                    j,
-                    there,
-                    strip,
-                    blocks,
-                    channels,
-                    keys,
-                    K,
-                    T,
-                    wanted,
-                    real,
-                    SHARED_Q,
-                    d_query,
-                )
+                keep_gradient(dq, at, j, there, place, K, T, SHARED_Q, d_query)
                 q_sums = sum_up(q_sums, there, d_query)
                 d_state = plus(grad, conjugate_times(query, d_output))
                 # S_t = α_t S_{t-1} + k_t v_t: dk_t = v̄_t dS_t, dv_t = Σ_k k̄_t dS_t
                 d_key = conjugate_times(value, d_state)
-                keep_gradient(
-                    dk,
-                    b,
-                    t0,
-                    j,
-                    there,
-                    strip,
-                    blocks,
-                    channels,
-                    keys,
-                    K,
-                    T,
-                    wanted,
-                    real,
-                    SHARED_K,
-                    d_key,
-                )
+                keep_gradient(dk, at, j, there, place, K, T, SHARED_K, d_key)
                 k_sums = sum_up(k_sums, there, d_key)
                 d_value = sum_of(parts_for(v, conjugate_times(key, d_state)), 0)
                 back_dvs = (plus(dvs[j], d_value),) + back_dvs
@@ -604,23 +528,7 @@ def scan_backward(
                     scaled = d_log if rate is None else times(d_log, factors)
                     back_dgs = (plus(dgs[j], sum_of(parts_for(g, scaled), 0)),) + back_dgs
                 else:
-                    keep_gradient(
-                        dg,
-                        b,
-                        t0,
-                        j,
-                        there,
-                        strip,
-                        blocks,
-                        channels,
-                        keys,
-                        K,
-                        T,
-                        wanted,
-                        real,
-                        False,
-                        d_log,
-                    )
+                    keep_gradient(dg, at, j, there, place, K, T, False, d_log)
                     g_sums = sum_up(g_sums, there, d_log)
                 if drate is not None:
                     # a reset has no gradient: 0 for its −inf
@@ -628,18 +536,16 @@ def scan_backward(
                     rate_sums = plus(rate_sums, times(finite, d_log))
             dvs, dgs = back_dvs, back_dgs
             if BLOCKS > 1:
-                store_states(carry, index, keys, K, channels, n, inside, grad)
-            add_sums(every_dq, q_sums, index, keys, K, channels, n, inside)
-            add_sums(every_dk, k_sums, index, keys, K, channels, n, inside)
-            add_sums(every_dg, g_sums, index, keys, K, channels, n, inside)
-            add_sums(drate, rate_sums, index, keys, K, channels, n, inside)
-        for j in tl.static_range(STEPS):
-            t, present = t0 + j, real & (t0 + j < stop)
-            if dv is not None:
-                write(dv, b, t, channels, 0, present, dvs[j])
-            if NARROW and dg is not None:
-                write(dg, b, t, channels, 0, present, dgs[j])
+                store_states(carry, index, cell, K, grad)
+            add_sums(every_dq, q_sums, index, cell, K)
+            add_sums(every_dk, k_sums, index, cell, K)
+            add_sums(every_dg, g_sums, index, cell, K)
+            add_sums(drate, rate_sums, index, cell, K)
+        write_tile(dv, b, t0, stop, channels, 0, real, dvs)
+        if NARROW:
+            write_tile(dg, b, t0, stop, channels, 0, real, dgs)
         tl.debug_barrier()
     if BLOCKS == 1:
         keys, wanted = keys_of(0, K, KEYS)
-        store_states(carry, index, keys, K, channels, n, wanted & real, grad)
+        cell = (keys, channels, n, wanted & real)
+        store_states(carry, index, cell, K, grad)

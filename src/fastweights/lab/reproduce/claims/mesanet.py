@@ -43,7 +43,7 @@ from fastweights.lab.reproduce.text import (
     LanguageTraining,
     Positions,
     Pretraining,
-    Probe,
+    TextProbe,
     Tuning,
 )
 from fastweights.lab.tasks import TASKS, InContextRecall, Protocol, RegBench, Segment
@@ -545,7 +545,7 @@ def _models(
     models: Mapping[str, Mixers],
     pretraining: Pretraining,
     seeds: tuple[int, ...],
-    reading: Probe,
+    reading: TextProbe,
     tuning: Tuning = Tuning(),
 ) -> LanguageModels:
     return LanguageModels(models, pretraining, (reading,), seeds, "transformer", tuning)
@@ -555,7 +555,7 @@ def _mesa_models(
     heads: int,
     pretraining: LanguageTraining,
     seeds: tuple[int, ...],
-    reading: Probe,
+    reading: TextProbe,
     tuning: Tuning = Tuning(),
 ) -> LanguageModels:
     models = {"mesa": _contenders(heads, 64)["mesa"]}
@@ -566,7 +566,7 @@ def _steps(
     heads: int,
     pretraining: LanguageTraining,
     seeds: tuple[int, ...],
-    reading: Probe,
+    reading: TextProbe,
     tuning: Tuning = Tuning(),
 ) -> LanguageModels:
     models = {
