@@ -16,10 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fastweights.runs import watch
 from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
 from fastweights.runs.clock import TrainingClock
-from fastweights.runs.cores import watched_cores
 from fastweights.runs.errors import CheckpointError, NonFiniteError, Stopped
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
@@ -97,12 +95,10 @@ class Loop:
             record: Called after each update with what is due.
             stop: Called before each update.
         """
-        with watched_cores() as look_at_cores:
-            while not self.is_complete and not self.processes.any(stop()):
-                with watch.update(self.step + 1), connected():
-                    self.update()
-                record(self.config.every.due(self.step, self.config.steps))
-                look_at_cores()
+        while not self.is_complete and not self.processes.any(stop()):
+            with connected():
+                self.update()
+            record(self.config.every.due(self.step, self.config.steps))
 
     def update(self) -> None:
         """Make one step of the optimisers, on one batch."""
@@ -457,8 +453,7 @@ class _FolderRun:
             return
         writing, self.writing = self.writing, None
         try:
-            with watch.waiting():
-                writing.result()
+            writing.result()
         except (CheckpointException, OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint of step {self.saved} could not be written ({error}); those before"
