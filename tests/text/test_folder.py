@@ -15,11 +15,11 @@ import pytest
 
 from fastweights.runs.errors import DataError, Stopped
 from fastweights.runs.report import Reporter
-from fastweights.text import IGNORE_INDEX, shards
+from fastweights.text import shards
 from fastweights.text.corpus import Text, build_tokenizer, read_corpus
 from fastweights.text.documents import Data, Stream
 from fastweights.text.folder import TextFolder, load_corpus
-from fastweights.text.tokenizers import BPE, Bytes
+from fastweights.text.tokenizers import BPE
 from killable_runs import FORKS, kill_at
 from stored import store
 
@@ -297,33 +297,3 @@ def test_held_out_tokens_may_be_changed(records, tmp_path):
     found = store(data, tmp_path / "run")
     assert 35 < len(found.validation) <= 40
     assert len(store(replace(data, held_out=1 << 16), tmp_path / "other").validation) > 100
-
-
-def test_a_linearization_of_an_earlier_version_is_read_as_then(tmp_path):
-    generator = np.random.default_rng(0)
-    document = np.sort(generator.integers(0, 9, 400)).astype(np.int32)
-    arrays = {
-        "tokens": generator.integers(0, 256, 400).astype(np.int32),
-        "response": generator.random(400) < 0.5,
-        "document": document,
-    }
-    for part in ("train", "validation"):
-        folder = tmp_path / "run" / "data" / part
-        folder.mkdir(parents=True)
-        for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", array)
-    before = contents(tmp_path / "run")
-    data = Data(("gone.txt",), length=32, responses=True)
-    stored = TextFolder(tmp_path / "run", data.request(), lambda: Bytes().build(())).open()
-    stream = Stream(stored.train, data.length, 1, responses=True)
-    starts = np.array(list(stream.windows.starts(0, 40)))
-    places = starts[:, None] + np.arange(data.length)
-    begins = np.diff(document[places], axis=1, prepend=-1) != 0
-    count = np.arange(data.length)
-    batch = stream.batch(0, 40)
-    assert np.array_equal(batch["input_ids"], arrays["tokens"][places])
-    learnt = arrays["response"][places] & ~begins
-    assert np.array_equal(batch["labels"], np.where(learnt, batch["input_ids"], IGNORE_INDEX))
-    last = np.maximum.accumulate(np.where(begins, count, 0), 1)
-    assert np.array_equal(batch["position_ids"], count - last)
-    assert contents(tmp_path / "run") == before

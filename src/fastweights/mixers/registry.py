@@ -61,7 +61,6 @@ from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 from fastweights.mixers.ttt import TTTMLP, TTTLinear
-from fastweights.runs.identity import current_path
 
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
@@ -142,10 +141,10 @@ def register(name: str, mixer: type[Mixer]) -> None:
 def plugin(path: str) -> str:
     """Register the mixer that ``package.module:Class`` names, under this very name, and return it.
 
-    The module is looked for where Python looks, and in the working folder, under its present name
-    if it is one of ours that has moved. Raises ValueError if it cannot be had.
+    The module is looked for where Python looks, and in the working folder. Raises ValueError if it
+    cannot be had.
     """
-    module, separator, name = current_path(path).partition(":")
+    module, separator, name = path.partition(":")
     if not (module and separator and name):
         raise ValueError(
             f"{path!r} names no class; write package.module:Class, such as mypkg.mymixer:MyMixer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -48,7 +47,7 @@ from fastweights.text.shares import naming
 from fastweights.text.sources import read_documents, size_of
 from fastweights.text.streaming import open_stream
 from fastweights.text.tokenizers import token_type
-from fastweights.text.tokens import Ranges, Sequences, TokenText
+from fastweights.text.tokens import Ranges, TokenText
 from fastweights.text.writer import Writer, WritingJob
 
 VISIBLE = 60.0
@@ -92,9 +91,6 @@ class TextFolder:
         Raises:
             DataError: If there is none yet and it cannot be made, or a source is missing.
         """
-        if self._is_of_earlier_version:
-            has_one = (self.path / "corpus.json").exists()
-            return _load_tokenizer(self.path) if has_one else self._make_tokenizer()
         texts = self._read_texts()
         if texts is None:
             _ = self.texts
@@ -123,8 +119,6 @@ class TextFolder:
                 was.
             Stopped: If reading was stopped.
         """
-        if self._is_of_earlier_version:
-            return _load_earlier(self.path, lambda: self.tokenizer)
         if not is_first:
             self._require_visible()
         if self.request.stream is not None:
@@ -134,10 +128,6 @@ class TextFolder:
         elif not (self.path / INDEX).exists():
             raise Stopped
         return load_corpus(self.path, self.request)
-
-    @property
-    def _is_of_earlier_version(self) -> bool:
-        return any((self.path / name).exists() for name in ("corpus.json", "validation/tokens.npy"))
 
     def _require_visible(self) -> None:
         """Raise DataError if what the first process has written is not seen from here."""
@@ -387,7 +377,7 @@ class _Watch:
 
 
 def load_corpus(folder: Path, request: TextRequest | None = None) -> Corpus:
-    """Open the text that a run has in `folder`, also of earlier versions; read by ranges.
+    """Open the text that a run has in `folder`; it is read by ranges.
 
     Args:
         folder: The folder.
@@ -396,8 +386,6 @@ def load_corpus(folder: Path, request: TextRequest | None = None) -> Corpus:
     Raises:
         DataError: If it is damaged.
     """
-    if (folder / "corpus.json").exists():
-        return _load_earlier(folder, lambda: _load_tokenizer(folder))
     index = read_index(folder)
     if index is None:
         raise DataError(
@@ -429,27 +417,6 @@ def _open_parts(
     }
     sizes = {name: TextSize(part.tokens, part.bytes) for name, part in parts.items()}
     return Corpus(tokenizer, texts[TRAIN], texts[VALIDATION], sizes)
-
-
-def _load_earlier(folder: Path, tokenizer: Callable[[], PreTrainedTokenizerFast]) -> Corpus:
-    """What earlier versions stored: one document of a training, the documents of a
-    linearization."""
-    try:
-        if (folder / "corpus.json").exists():
-            train, validation = (
-                Sequences.plain(np.load(folder / f"{part}.npy", mmap_mode="r"))
-                for part in (TRAIN, VALIDATION)
-            )
-            content = json.loads((folder / "corpus.json").read_text())
-        else:
-            train, validation = (Sequences.load(folder / part) for part in (TRAIN, VALIDATION))
-            content = {}
-        sizes = {part: TextSize(**size) for part, size in content.items()}
-    except (OSError, ValueError, EOFError, TypeError) as error:
-        raise DataError(
-            f"{folder} is damaged ({error}); remove it, and the next run will make it again"
-        ) from error
-    return Corpus(tokenizer(), train, validation, sizes)
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

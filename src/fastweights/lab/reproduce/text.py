@@ -216,9 +216,7 @@ class Pretraining(LanguageTraining):
     def train_or_load(
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
     ) -> tuple[FastWeightsForCausalLM, Language]:
-        folder = keyed_folder(
-            context.shared / "models", PretrainedModel(self, mixers, seed), (self, mixers, seed)
-        )
+        folder = keyed_folder(context.shared / "models", PretrainedModel(self, mixers, seed))
         if not (folder / "model").exists():
             train(
                 self.config(mixers, seed, share_tokenizer(self._own(context), context)),
