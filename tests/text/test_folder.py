@@ -228,12 +228,12 @@ def test_a_text_that_changes_while_it_is_read_is_read_anew(records, tmp_path, mo
     text = Text((str(records),), tokenization=BPE(300))
     make = lambda: build_tokenizer(text)  # noqa: E731
     with pytest.raises(Stopped):
-        TextFolder(tmp_path / "run", text.request(16), make).open(stop=lambda: next(calls) == 3)
+        TextFolder(tmp_path / "run", text, 16, make).open(stop=lambda: next(calls) == 3)
     (records / "a.txt").write_text("another beginning, " * 300)
     watch = Told()
-    TextFolder(tmp_path / "run", text.request(16), make).open(reporter=watch)
+    TextFolder(tmp_path / "run", text, 16, make).open(reporter=watch)
     assert "beginning again" in watch.notes[0]
-    TextFolder(tmp_path / "once", text.request(16), make).open()
+    TextFolder(tmp_path / "once", text, 16, make).open()
     assert contents(tmp_path / "run" / "data") == contents(tmp_path / "once" / "data")
 
 
@@ -264,7 +264,7 @@ from fastweights.text.corpus import Text
 from fastweights.text.folder import TextFolder
 from fastweights.text.tokenizers import Bytes
 text = Text((sys.argv[1],))
-folder = TextFolder(Path(sys.argv[2]), text.request(256), lambda: Bytes().build(()))
+folder = TextFolder(Path(sys.argv[2]), text, 256, lambda: Bytes().build(()))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 corpus = folder.open()
 print(len(corpus.train) + len(corpus.validation))

@@ -18,9 +18,9 @@ from filelock import FileLock, Timeout
 from fastweights.runs.errors import CheckpointError, DataError, Stopped
 from fastweights.runs.files import read_json
 from fastweights.runs.seeds import random_seed_from
+from fastweights.text.documents import Batches, Span
 from fastweights.text.holdout import all_of
 from fastweights.text.index import JOURNAL, StoredTexts, open_shards, parse_journal
-from fastweights.text.orders import Order, Span
 from fastweights.text.shards import MAPPED, Shards
 from fastweights.text.tokens import TokenText
 from fastweights.text.windows import Windows
@@ -171,7 +171,7 @@ def open_block(journal: Journal, text: str, number: int) -> Shards:
 
 
 @dataclass(frozen=True, eq=False)
-class Blockwise(Order):
+class Blockwise(Batches):
     """The blocks of a text one after the other, over and over again; the sequences of each in an
     order of its own, as `Windows` has it.
 
@@ -181,11 +181,15 @@ class Blockwise(Order):
         text: The text.
         length: Tokens per sequence.
         seed: Seed of the order.
+        responses: Whether only responses have labels.
+        boundaries: Whether a token sees only its own document.
     """
 
     text: BlockedText
     length: int
     seed: int
+    responses: bool = False
+    boundaries: bool = True
 
     @property
     def tokens(self) -> int | None:

@@ -37,13 +37,13 @@ from fastweights.text.packing import Part, encode_documents
 from fastweights.text.request import (
     TRAIN,
     VALIDATION,
+    Sources,
     StoredCollection,
-    TextRequest,
     describe,
+    naming,
     read_alike,
 )
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
-from fastweights.text.shares import naming
 from fastweights.text.sources import read_documents, size_of
 from fastweights.text.streaming import open_stream
 from fastweights.text.tokenizers import token_type
@@ -62,17 +62,20 @@ class TextFolder:
 
     Args:
         run: The run's folder, in which it is ``data``; neither need exist.
-        request: What is read.
+        sources: What is read.
+        length: Tokens per sequence.
         make_tokenizer: Makes the tokenizer, unless the folder has it.
     """
 
     def __init__(
         self,
         run: Path,
-        request: TextRequest,
+        sources: Sources,
+        length: int,
         make_tokenizer: Callable[[], PreTrainedTokenizerFast],
     ) -> None:
-        self.run, self.path, self.request = run, run / "data", request
+        sources.require_blocks(length)
+        self.run, self.path, self.sources, self.length = run, run / "data", sources, length
         self._make_tokenizer = make_tokenizer
 
     @cached_property
@@ -82,7 +85,7 @@ class TextFolder:
         Raises:
             DataError: If a source has no files.
         """
-        return self.request.texts(self.run)
+        return self.sources.texts(self.run)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -95,7 +98,7 @@ class TextFolder:
         if texts is None:
             _ = self.texts
             return self._make_tokenizer()
-        streams = self.request.stream is not None
+        streams = self.sources.stream is not None
         lasting = streams or texts.was_whole or self._is_unchanged(texts)
         if lasting and not find_damage(texts.tokenizer_files(self.path)):
             return _load_tokenizer(self.path / TOKENIZER)
@@ -121,13 +124,13 @@ class TextFolder:
         """
         if not is_first:
             self._require_visible()
-        if self.request.stream is not None:
+        if self.sources.stream is not None:
             return self._stream(is_first, reporter, stop)
         if is_first:
             self._complete(reporter, stop)
         elif not (self.path / INDEX).exists():
             raise Stopped
-        return load_corpus(self.path, self.request)
+        return load_corpus(self.path, self.sources)
 
     def _require_visible(self) -> None:
         """Raise DataError if what the first process has written is not seen from here."""
@@ -150,14 +153,14 @@ class TextFolder:
             journal = Journal(self.path, reporter.note, writer)
             journal.wait_until(self._has_begun, f"the beginning of {self.path}", stop)
             tokenizer = _load_tokenizer(self.path / TOKENIZER)
-            corpus = open_stream(journal, self.request, tokenizer)
+            corpus = open_stream(journal, self.sources, self.length, tokenizer)
             undo.pop_all()
         return corpus
 
     def _has_begun(self, texts: StoredTexts) -> bool:
         """Whether the first block of each text is there, and all that is validated on."""
-        begun = all(texts.shards.get(name) for name in self.request.names)
-        return begun and (not self.request.validation or VALIDATION in texts.ended)
+        begun = all(texts.shards.get(name) for name in self.sources.names)
+        return begun and (not self.sources.validation or VALIDATION in texts.ended)
 
     def _start_writer(self, reporter: Reporter, stop: Callable[[], bool]) -> Writer | None:
         """Have what is not there written in the background, behind what a former process left."""
@@ -166,12 +169,12 @@ class TextFolder:
         begun = (None if texts is None else self._sound(texts, reporter)) or self._begin()
         if begun != texts:
             begin_journal(self.path, begun)
-        if set(begun.ended) == self.request.names:
+        if set(begun.ended) == self.sources.names:
             self._tell_of_changes(begun, reporter)
             return None
-        assert self.request.stream is not None
+        assert self.sources.stream is not None
         return Writer(
-            WritingJob(str(self.path), self.texts, self.request.field, self.request.stream)
+            WritingJob(str(self.path), self.texts, self.sources.field, self.sources.stream)
         )
 
     def _wait_for_former(self, stop: Callable[[], bool]) -> None:
@@ -214,14 +217,14 @@ class TextFolder:
                 f"{self.path / INDEX} is damaged; remove {self.path}, and the next run reads the"
                 " text again"
             )
-        if found is not None and set(found.ended) == self.request.names:
+        if found is not None and set(found.ended) == self.sources.names:
             return replace(found, was_whole=True)
         return found
 
     def _sound(self, texts: StoredTexts, reporter: Reporter) -> StoredTexts | None:
         """What of these texts can stay; None to begin again."""
         damaged, unchanged = find_damage(texts.files(self.path)), self._is_unchanged(texts)
-        checked = self.request.stream is not None  # what is there, by the process that goes on
+        checked = self.sources.stream is not None  # what is there, by the process that goes on
         if not damaged and (unchanged or texts.was_whole or checked):
             return texts
         if not unchanged and texts.was_whole:
@@ -262,7 +265,7 @@ class TextFolder:
         self.path.mkdir(parents=True)
         return StoredTexts(
             dtype=np.dtype(token_type(self.tokenizer)).name,
-            framing=self.request.framing(self.tokenizer),
+            framing=self.sources.framing(self.tokenizer),
             sources=describe(self.texts),
             tokenizer=self._save_tokenizer(),
         )
@@ -299,7 +302,7 @@ class TextFolder:
         """The shards of a text behind those that are done."""
         (self.path / name).mkdir(exist_ok=True)
         documents = read_documents(
-            self.texts[name], self.tokenizer, self.request.field, watch.advance
+            self.texts[name], self.tokenizer, self.sources.field, watch.advance
         )
         skip = sum(shard.pieces for shard in done)
         parts = encode_documents(self.tokenizer, documents, texts.framing, skip)
@@ -307,10 +310,10 @@ class TextFolder:
 
     def _finish(self, texts: StoredTexts, reporter: Reporter) -> None:
         """Divide what is written, and say so in the index."""
-        names = self.request.names
+        names = self.sources.names
         apart = open_shards(self.path, texts, VALIDATION) if VALIDATION in names else None
         parts = dict[str, StoredPart]()
-        for collection in self.request.collections:
+        for collection in self.sources.collections:
             whole = open_shards(self.path, texts, collection.text)
             corpus = self._split(collection, whole, apart)
             held, text = corpus.validation, collection.text if apart is None else VALIDATION
@@ -321,7 +324,7 @@ class TextFolder:
         write_index(self.path, Index(replace(texts, was_whole=False), parts))
 
     def _split(self, collection: StoredCollection, whole: Shards, apart: Shards | None) -> Corpus:
-        most, length = collection.held_out, self.request.length
+        most, length = collection.held_out, self.length
         with naming(collection.name):
             return split_corpus(self.tokenizer, whole, whole.bytes, apart, most, length)
 
@@ -376,12 +379,12 @@ class _Watch:
             raise Stopped
 
 
-def load_corpus(folder: Path, request: TextRequest | None = None) -> Corpus:
+def load_corpus(folder: Path, sources: Sources | None = None) -> Corpus:
     """Open the text that a run has in `folder`; it is read by ranges.
 
     Args:
         folder: The folder.
-        request: What was read; None for one text that is no mixture.
+        sources: What was read; None for one text that is no mixture.
 
     Raises:
         DataError: If it is damaged.
@@ -393,13 +396,13 @@ def load_corpus(folder: Path, request: TextRequest | None = None) -> Corpus:
             " again"
         )
     tokenizer = _load_tokenizer(folder / TOKENIZER)
-    if request is None:
+    if sources is None:
         return _open_parts(folder, index, TRAIN, VALIDATION, tokenizer)
     found = {
         collection.text: _open_parts(folder, index, collection.text, collection.held, tokenizer)
-        for collection in request.collections
+        for collection in sources.collections
     }
-    return mix(request, found)
+    return mix(sources, found)
 
 
 def _open_parts(

@@ -19,7 +19,7 @@ from fastweights.runs.errors import CheckpointError, DataError
 from fastweights.runs.files import write_json
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows, write_rows
 from fastweights.text.packing import Framing
-from fastweights.text.request import Sources
+from fastweights.text.request import StoredSources
 from fastweights.text.shards import ShardRecord, Shards
 
 INDEX, JOURNAL, TOKENIZER = "index.json", "shards.jsonl", "tokenizer"
@@ -41,7 +41,7 @@ class StoredTexts:
 
     dtype: str
     framing: Framing
-    sources: Sources
+    sources: StoredSources
     tokenizer: Mapping[str, str]
     was_whole: bool = False
     shards: Mapping[str, tuple[ShardRecord, ...]] = field(default_factory=dict)

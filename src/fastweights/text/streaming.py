@@ -9,13 +9,12 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.text.blocks import BlockedText, Journal, open_block
 from fastweights.text.corpus import Corpus, Source, mix, split_corpus
 from fastweights.text.index import open_shards
-from fastweights.text.request import VALIDATION, StoredCollection, TextRequest
+from fastweights.text.request import VALIDATION, Sources, StoredCollection, naming
 from fastweights.text.shards import Shards
-from fastweights.text.shares import naming
 
 
 def open_stream(
-    journal: Journal, request: TextRequest, tokenizer: PreTrainedTokenizerFast
+    journal: Journal, sources: Sources, length: int, tokenizer: PreTrainedTokenizerFast
 ) -> Corpus:
     """Open the texts of a folder of which the first blocks are written, and all that is validated
     on.
@@ -24,20 +23,21 @@ def open_stream(
 
     Args:
         journal: The journal of the folder.
-        request: What is read.
+        sources: What is read.
+        length: Tokens per sequence.
         tokenizer: The tokenizer.
 
     Raises:
         DataError: If the first block of a text is too short.
     """
     apart = None
-    if request.validation:
+    if sources.validation:
         apart = open_shards(journal.folder, journal.texts, VALIDATION)
     found = {
-        collection.text: _open_first_block(journal, collection, apart, request.length, tokenizer)
-        for collection in request.collections
+        collection.text: _open_first_block(journal, collection, apart, length, tokenizer)
+        for collection in sources.collections
     }
-    return mix(request, found)
+    return mix(sources, found)
 
 
 def _open_first_block(

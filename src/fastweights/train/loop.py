@@ -76,7 +76,7 @@ class TrainConfig(Optimization):
         super().__post_init__()
         POSITIVE_INTEGER.require(length=self.length)
         NON_NEGATIVE_NUMBER.require(z_loss=self.z_loss)
-        self.text.request(self.length)
+        self.text.require_blocks(self.length)
 
 
 def train(
@@ -167,7 +167,7 @@ class LanguageModelStage(StoredStage):
         # What is divided goes to an accelerator block by block.
         self._home = torch.device("cpu") if layout.shard else processes.device
         make_tokenizer = partial(build_tokenizer, config.text)
-        text = TextFolder(out, config.text.request(config.length), make_tokenizer)
+        text = TextFolder(out, config.text, config.length, make_tokenizer)
         self.tokenizer, self._open_text = (
             text.tokenizer,
             partial(text.open, processes.is_first, reporter, stop),
