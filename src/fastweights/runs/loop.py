@@ -4,6 +4,7 @@ folder."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
-from fastweights.runs.clock import TrainingClock
 from fastweights.runs.errors import CheckpointError, NonFiniteError, Stopped
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
@@ -228,6 +228,26 @@ def run_in_folder(
         run.validate_left()
         run.loop.run(run.record, stop)
         return run.finish()
+
+
+class TrainingClock:
+    """Measures the seconds of a run, across restarts, and its speed."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._began = time.perf_counter() - progress.seconds
+        self.restart(progress.step)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def restart(self, step: int) -> None:
+        """Measure the speed from this step on."""
+        self._since, self._step = self.seconds, step
+
+    def steps_per_second(self, step: int) -> float:
+        """Return the speed since the last `restart`."""
+        return (step - self._step) / max(self.seconds - self._since, 1e-9)
 
 
 class _FolderRun:

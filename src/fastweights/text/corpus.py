@@ -14,8 +14,8 @@ from fastweights.text.blocks import BlockedText, Blockwise
 from fastweights.text.documents import Batches, Mixture, Stream
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
 from fastweights.text.packing import (
+    EncodedPart,
     Framing,
-    Part,
     encode_documents,
     framing_between,
     framing_of_stream,
@@ -352,7 +352,7 @@ def _read_whole(
     return gather(_take_parts(encode_documents(tokenizer, documents, framing), most), framing)
 
 
-def _take_parts(parts: Iterator[Part], most: int | None) -> Iterator[Part]:
+def _take_parts(parts: Iterator[EncodedPart], most: int | None) -> Iterator[EncodedPart]:
     """Parts until there are so many tokens."""
     size = 0
     for part in parts:

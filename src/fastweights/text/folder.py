@@ -16,8 +16,8 @@ from fastweights.runs.checkpoint import hash_file
 from fastweights.runs.errors import DataError, Stopped
 from fastweights.runs.files import atomic_folder, remove_folder
 from fastweights.runs.report import Reading, Reporter
-from fastweights.text.blocks import BETWEEN_LOOKS, Journal, is_writing
-from fastweights.text.corpus import Corpus, TextSize, mix, split_corpus
+from fastweights.text.blocks import BETWEEN_LOOKS, BlockedText, Journal, is_writing, open_block
+from fastweights.text.corpus import Corpus, Source, TextSize, mix, split_corpus
 from fastweights.text.index import (
     INDEX,
     JOURNAL,
@@ -33,7 +33,7 @@ from fastweights.text.index import (
     read_journal,
     write_index,
 )
-from fastweights.text.packing import Part, encode_documents
+from fastweights.text.packing import EncodedPart, encode_documents
 from fastweights.text.request import (
     TRAIN,
     VALIDATION,
@@ -45,7 +45,6 @@ from fastweights.text.request import (
 )
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
 from fastweights.text.sources import read_documents, size_of
-from fastweights.text.streaming import open_stream
 from fastweights.text.tokenizers import token_type
 from fastweights.text.tokens import Ranges, TokenText
 from fastweights.text.writer import Writer, WritingJob
@@ -340,6 +339,47 @@ def _tell_if_little(
         )
 
 
+def open_stream(
+    journal: Journal, sources: Sources, length: int, tokenizer: PreTrainedTokenizerFast
+) -> Corpus:
+    """Open the texts of a folder of which the first blocks are written, and all that is validated
+    on.
+
+    What is held out is a part of each text's first block, if there are no sources for it.
+
+    Args:
+        journal: The journal of the folder.
+        sources: What is read.
+        length: Tokens per sequence.
+        tokenizer: The tokenizer.
+
+    Raises:
+        DataError: If the first block of a text is too short.
+    """
+    apart = None
+    if sources.validation:
+        apart = open_shards(journal.folder, journal.texts, VALIDATION)
+    found = {
+        collection.text: _open_first_block(journal, collection, apart, length, tokenizer)
+        for collection in sources.collections
+    }
+    return mix(sources, found)
+
+
+def _open_first_block(
+    journal: Journal,
+    collection: StoredCollection,
+    apart: Shards | None,
+    length: int,
+    tokenizer: PreTrainedTokenizerFast,
+) -> Corpus:
+    block = open_block(journal, collection.text, 0)
+    with naming(collection.name):
+        corpus = split_corpus(tokenizer, block, block.bytes, apart, collection.held_out, length)
+    text = BlockedText(collection.text, journal, corpus.train)
+    return replace(corpus, sources=(Source("", 1, text),))
+
+
 class _Watch:
     """Tells how far reading has come, and ends it when that is asked for."""
 
@@ -361,7 +401,7 @@ class _Watch:
         """Hear how many bytes of files have just been read."""
         self._read += count
 
-    def follow(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def follow(self, parts: Iterable[EncodedPart]) -> Iterator[EncodedPart]:
         """Yield parts, and tell of them now and then."""
         for part in parts:
             yield part

@@ -34,7 +34,7 @@ from fastweights.text.folder import load_corpus
 from fastweights.text.tokenizers import BPE, ExistingTokenizer, vocabulary_size
 from fastweights.text.tokens import TokenText
 from fastweights.train.architectures import Architecture
-from fastweights.train.loop import Every, TrainConfig, train
+from fastweights.train.language_model import Every, TrainConfig, train
 from fastweights.train.perplexity import PositionLoss, nll_by_position
 
 Fields = Mapping[str, Any]
