@@ -4,6 +4,7 @@ launch``."""
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.rendezvous import rendezvous
 
 from fastweights.runs.errors import LostProcessError, OtherProcessError, Stopped, TrainingError
 
@@ -290,10 +292,23 @@ def join_processes(device: torch.device | None = None, patience: float = PATIENC
 
     cpu, timeout = device is not None and device.type == "cpu", timedelta(seconds=patience)
     with connected():
-        state: Any = PartialState(cpu=cpu, timeout=timeout)
+        state: Any = PartialState(cpu=cpu, timeout=timeout, **_meet_after_restart(timeout))
     if state.num_processes == 1:
         return Alone(state.device if device is None else device)
     return Launched(state)
+
+
+def _meet_after_restart(timeout: timedelta) -> dict[str, Any]:
+    """Where processes that torchelastic has started again meet.
+
+    Its store outlives them, with what they left there before: addresses, and notes of their turns.
+    """
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if count == "0":
+        return {}
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    own = distributed.distributed_c10d.PrefixStore(f"fastweights/restart-{count}", store)
+    return {"store": own, "rank": rank, "world_size": world_size}
 
 
 def has_group() -> bool:
