@@ -18,7 +18,7 @@ from fastweights.runs.report import Reporter
 from fastweights.text import shards
 from fastweights.text.corpus import Text, build_tokenizer, read_corpus
 from fastweights.text.documents import Data, Stream
-from fastweights.text.folder import TextFolder, load_corpus
+from fastweights.text.folder import TextFolder
 from fastweights.text.tokenizers import BPE
 from killable_runs import FORKS, kill_at
 from stored import store
@@ -187,7 +187,8 @@ def test_what_is_damaged_is_read_again(records, tmp_path, name, damage):
     assert after == before
     assert all(journals)
     assert name == "index.json" or str(path) in watch.notes[0]
-    assert store(text, tmp_path / "run").sizes == load_corpus(tmp_path / "run" / "data").sizes
+    reopened = store(text, tmp_path / "run", is_first=False)
+    assert store(text, tmp_path / "run").sizes == reopened.sizes
 
 
 @pytest.mark.usefixtures("small_shards")

@@ -21,7 +21,7 @@ from fastweights.runs.seeds import random_seed_from
 from fastweights.text.documents import Batches, Span
 from fastweights.text.holdout import all_of
 from fastweights.text.index import JOURNAL, StoredTexts, open_shards, parse_journal
-from fastweights.text.shards import MAPPED, Shards
+from fastweights.text.shards import MAPPED
 from fastweights.text.tokens import TokenText
 from fastweights.text.windows import Windows
 
@@ -162,12 +162,7 @@ def _wait_for_block(text: str, journal: Journal, first: TokenText, number: int) 
     )
     if number >= len(texts.shards[text]):
         return None
-    return all_of(open_block(journal, text, number))
-
-
-def open_block(journal: Journal, text: str, number: int) -> Shards:
-    """Open a block that is written, as a text of its own."""
-    return open_shards(journal.folder, journal.texts, text, number, 1)
+    return all_of(open_shards(journal.folder, journal.texts, text, number, 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,14 +16,12 @@ from fastweights.runs.checkpoint import hash_file
 from fastweights.runs.errors import DataError, Stopped
 from fastweights.runs.files import atomic_folder, remove_folder
 from fastweights.runs.report import Reading, Reporter
-from fastweights.text.blocks import BETWEEN_LOOKS, BlockedText, Journal, is_writing, open_block
-from fastweights.text.corpus import Corpus, Source, TextSize, mix, split_corpus
+from fastweights.text.blocks import BETWEEN_LOOKS, BlockedText, Journal, is_writing
+from fastweights.text.corpus import Corpus, Source, mix, split_corpus
 from fastweights.text.index import (
     INDEX,
     JOURNAL,
     TOKENIZER,
-    Index,
-    StoredPart,
     StoredTexts,
     add_end,
     add_shard,
@@ -35,10 +33,8 @@ from fastweights.text.index import (
 )
 from fastweights.text.packing import EncodedPart, encode_documents
 from fastweights.text.request import (
-    TRAIN,
     VALIDATION,
     Sources,
-    StoredCollection,
     describe,
     naming,
     read_alike,
@@ -46,7 +42,6 @@ from fastweights.text.request import (
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
 from fastweights.text.sources import read_documents, size_of
 from fastweights.text.tokenizers import token_type
-from fastweights.text.tokens import Ranges, TokenText
 from fastweights.text.writer import Writer, WritingJob
 
 VISIBLE = 60.0
@@ -129,7 +124,38 @@ class TextFolder:
             self._complete(reporter, stop)
         elif not (self.path / INDEX).exists():
             raise Stopped
-        return load_corpus(self.path, self.sources)
+        texts = read_index(self.path)
+        if texts is None:
+            raise DataError(
+                f"{self.path / INDEX} is missing or damaged; run the command that made {self.run}"
+                " again"
+            )
+        return mix(self.sources, self._divide(texts))
+
+    def _divide(self, texts: StoredTexts, journal: Journal | None = None) -> Mapping[str, Corpus]:
+        """Divide each text into what is trained on and what is validated on, by its name.
+
+        Args:
+            texts: What is written.
+            journal: Of texts that are still being written, of whose first blocks alone something
+                is held out.
+        """
+        tokenizer = _load_tokenizer(self.path / TOKENIZER)
+        apart = self._open_validation(texts)
+        found = dict[str, Corpus]()
+        for collection in self.sources.collections:
+            text = collection.text
+            whole = open_shards(self.path, texts, text, count=None if journal is None else 1)
+            with naming(collection.name):
+                corpus = split_corpus(
+                    tokenizer, whole, whole.bytes, apart, collection.held_out, self.length
+                )
+            blocks = () if journal is None else (BlockedText(text, journal, corpus.train),)
+            found[text] = replace(corpus, sources=tuple(Source("", 1, one) for one in blocks))
+        return found
+
+    def _open_validation(self, texts: StoredTexts) -> Shards | None:
+        return open_shards(self.path, texts, VALIDATION) if self.sources.validation else None
 
     def _require_visible(self) -> None:
         """Raise DataError if what the first process has written is not seen from here."""
@@ -151,8 +177,7 @@ class TextFolder:
                 undo.callback(writer.end)
             journal = Journal(self.path, reporter.note, writer)
             journal.wait_until(self._has_begun, f"the beginning of {self.path}", stop)
-            tokenizer = _load_tokenizer(self.path / TOKENIZER)
-            corpus = open_stream(journal, self.sources, self.length, tokenizer)
+            corpus = mix(self.sources, self._divide(journal.texts, journal))
             undo.pop_all()
         return corpus
 
@@ -194,7 +219,7 @@ class TextFolder:
         index, texts = read_index(self.path), self._read_texts()
         sound = None if texts is None else self._sound(texts, reporter)
         if index is not None and sound == texts:
-            self._tell_of_changes(index.texts, reporter)
+            self._tell_of_changes(index, reporter)
             return
         begun = sound or self._begin()
         begin_journal(self.path, begun)
@@ -205,12 +230,13 @@ class TextFolder:
                 f"{self.path} was damaged, and its text reads otherwise now; put the text back as"
                 f" it was, or remove {self.path} to go on with what it is now"
             )
-        self._finish(written, reporter)
+        self._tell_if_little(written, reporter)
+        write_index(self.path, replace(written, was_whole=False))
 
     def _read_texts(self) -> StoredTexts | None:
         """What is in the folder, by its index or else by its journal."""
         index = read_index(self.path)
-        found = read_journal(self.path) if index is None else index.texts
+        found = read_journal(self.path) if index is None else index
         if found is None and (self.path / INDEX).exists():
             raise DataError(
                 f"{self.path / INDEX} is damaged; remove {self.path}, and the next run reads the"
@@ -307,77 +333,18 @@ class TextFolder:
         parts = encode_documents(self.tokenizer, documents, texts.framing, skip)
         return write_shards(self.path / name, watch.follow(parts), np.dtype(texts.dtype), len(done))
 
-    def _finish(self, texts: StoredTexts, reporter: Reporter) -> None:
-        """Divide what is written, and say so in the index."""
-        names = self.sources.names
-        apart = open_shards(self.path, texts, VALIDATION) if VALIDATION in names else None
-        parts = dict[str, StoredPart]()
-        for collection in self.sources.collections:
-            whole = open_shards(self.path, texts, collection.text)
-            corpus = self._split(collection, whole, apart)
-            held, text = corpus.validation, collection.text if apart is None else VALIDATION
-            if collection.held not in parts:
-                _tell_if_little(held, whole if apart is None else apart, collection, reporter)
-            parts[collection.text] = _stored(collection.text, corpus.train, corpus.sizes[TRAIN])
-            parts[collection.held] = _stored(text, held, corpus.sizes[VALIDATION])
-        write_index(self.path, Index(replace(texts, was_whole=False), parts))
-
-    def _split(self, collection: StoredCollection, whole: Shards, apart: Shards | None) -> Corpus:
-        most, length = collection.held_out, self.length
-        with naming(collection.name):
-            return split_corpus(self.tokenizer, whole, whole.bytes, apart, most, length)
-
-
-def _tell_if_little(
-    held: TokenText, text: TokenText, collection: StoredCollection, reporter: Reporter
-) -> None:
-    """Say how much is held out where that is far less than the usual tenth."""
-    if len(held) < len(text) // 10 and len(held) <= collection.held_out:
-        of = f" of {collection.name}" if collection.held != VALIDATION else ""
-        reporter.note(
-            f"validation  {len(held):,} of {len(text):,} tokens{of} are held out to validate"
-        )
-
-
-def open_stream(
-    journal: Journal, sources: Sources, length: int, tokenizer: PreTrainedTokenizerFast
-) -> Corpus:
-    """Open the texts of a folder of which the first blocks are written, and all that is validated
-    on.
-
-    What is held out is a part of each text's first block, if there are no sources for it.
-
-    Args:
-        journal: The journal of the folder.
-        sources: What is read.
-        length: Tokens per sequence.
-        tokenizer: The tokenizer.
-
-    Raises:
-        DataError: If the first block of a text is too short.
-    """
-    apart = None
-    if sources.validation:
-        apart = open_shards(journal.folder, journal.texts, VALIDATION)
-    found = {
-        collection.text: _open_first_block(journal, collection, apart, length, tokenizer)
-        for collection in sources.collections
-    }
-    return mix(sources, found)
-
-
-def _open_first_block(
-    journal: Journal,
-    collection: StoredCollection,
-    apart: Shards | None,
-    length: int,
-    tokenizer: PreTrainedTokenizerFast,
-) -> Corpus:
-    block = open_block(journal, collection.text, 0)
-    with naming(collection.name):
-        corpus = split_corpus(tokenizer, block, block.bytes, apart, collection.held_out, length)
-    text = BlockedText(collection.text, journal, corpus.train)
-    return replace(corpus, sources=(Source("", 1, text),))
+    def _tell_if_little(self, texts: StoredTexts, reporter: Reporter) -> None:
+        """Say how much is held out where that is far less than the usual tenth."""
+        apart, found = self._open_validation(texts), self._divide(texts)
+        for collection in self.sources.collections[: None if apart is None else 1]:
+            corpus = found[collection.text]
+            held = len(corpus.validation)
+            whole = held + len(corpus.train) if apart is None else len(apart)
+            if held < whole // 10 and held <= collection.held_out:
+                of = f" of {collection.name}" if apart is None and collection.name else ""
+                reporter.note(
+                    f"validation  {held:,} of {whole:,} tokens{of} are held out to validate"
+                )
 
 
 class _Watch:
@@ -419,49 +386,6 @@ class _Watch:
             raise Stopped
 
 
-def load_corpus(folder: Path, sources: Sources | None = None) -> Corpus:
-    """Open the text that a run has in `folder`; it is read by ranges.
-
-    Args:
-        folder: The folder.
-        sources: What was read; None for one text that is no mixture.
-
-    Raises:
-        DataError: If it is damaged.
-    """
-    index = read_index(folder)
-    if index is None:
-        raise DataError(
-            f"{folder / INDEX} is missing or damaged; run the command that made {folder.parent}"
-            " again"
-        )
-    tokenizer = _load_tokenizer(folder / TOKENIZER)
-    if sources is None:
-        return _open_parts(folder, index, TRAIN, VALIDATION, tokenizer)
-    found = {
-        collection.text: _open_parts(folder, index, collection.text, collection.held, tokenizer)
-        for collection in sources.collections
-    }
-    return mix(sources, found)
-
-
-def _open_parts(
-    folder: Path, index: Index, train: str, held: str, tokenizer: PreTrainedTokenizerFast
-) -> Corpus:
-    """The parts of these names as the text to train and to validate on."""
-    parts = {TRAIN: index.parts[train], VALIDATION: index.parts[held]}
-    texts = {
-        name: Ranges(
-            open_shards(folder, index.texts, part.text),
-            np.array(part.ranges, dtype=np.int64).reshape(-1, 2),
-            part.begins_are_targets,
-        )
-        for name, part in parts.items()
-    }
-    sizes = {name: TextSize(part.tokens, part.bytes) for name, part in parts.items()}
-    return Corpus(tokenizer, texts[TRAIN], texts[VALIDATION], sizes)
-
-
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         return AutoTokenizer.from_pretrained(folder)
@@ -470,9 +394,3 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise DataError(
             f"{folder} is damaged ({reason}); remove it, and the next run will make it again"
         ) from error
-
-
-def _stored(text: str, part: TokenText, size: TextSize) -> StoredPart:
-    assert isinstance(part, Ranges)
-    ranges = tuple((int(first), int(end)) for first, end in part.ranges)
-    return StoredPart(text, ranges, part.begins_are_targets, size.tokens, size.bytes)

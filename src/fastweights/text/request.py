@@ -18,7 +18,7 @@ from fastweights.text.packing import Framing
 from fastweights.text.sources import BUNDLED, is_data_set, paths
 
 TRAIN, VALIDATION = "train", "validation"
-"""Names of the texts that a run stores, and of its parts; those of a mixture are numbered."""
+"""Names of the texts that a run stores; those of a mixture are numbered."""
 FEWEST = 16
 """Sequences that a block has at least."""
 LARGEST = 1 << 31
@@ -37,15 +37,13 @@ class StoredCollection:
         sources: What is read.
         weight: Its share of training, beside the weights of the others.
         text: Name of its text, which is stored in a folder of that name.
-        held: Name of the part that is validated on.
-        held_out: Most tokens of that part.
+        held_out: Most tokens to validate on.
     """
 
     name: str
     sources: tuple[str, ...]
     weight: float
     text: str
-    held: str
     held_out: int
 
 
@@ -100,7 +98,7 @@ class Sources(ABC):
     def collections(self) -> tuple[StoredCollection, ...]:
         """The sources of the mixture, or all of them as one."""
         if not self.weights:
-            return (StoredCollection("", self.sources, 1, TRAIN, VALIDATION, self.held_out),)
+            return (StoredCollection("", self.sources, 1, TRAIN, self.held_out),)
         if len(self.weights) != len(self.sources):
             raise DataError(
                 f"{len(self.weights)} weights for {len(self.sources)} sources; give one for each (a"
@@ -110,14 +108,12 @@ class Sources(ABC):
         return tuple(self._mix())
 
     def _mix(self) -> Iterator[StoredCollection]:
+        POSITIVE_NUMBER.require(**{f"weights[{n}]": x for n, x in enumerate(self.weights)})
         named = zip(name_sources(self.sources), self.sources, self.weights, strict=True)
         for number, (name, source, weight) in enumerate(named):
-            POSITIVE_NUMBER.require(**{f"weights[{number}]": weight})
-            held, most = f"{VALIDATION}-{number}", int(self.held_out * weight / sum(self.weights))
-            if self.validation:
-                held, most = VALIDATION, self.held_out
-            text = f"{TRAIN}-{number}"
-            yield StoredCollection(name, (source,), weight, text, held, max(2, most))
+            most = int(self.held_out * weight / sum(self.weights))
+            most = self.held_out if self.validation else max(2, most)
+            yield StoredCollection(name, (source,), weight, f"{TRAIN}-{number}", most)
 
     @property
     def names(self) -> set[str]:

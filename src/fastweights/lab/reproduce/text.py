@@ -30,7 +30,7 @@ from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text, build_tokenizer
-from fastweights.text.folder import load_corpus
+from fastweights.text.folder import TextFolder
 from fastweights.text.tokenizers import BPE, ExistingTokenizer, vocabulary_size
 from fastweights.text.tokens import TokenText
 from fastweights.train.architectures import Architecture
@@ -217,13 +217,12 @@ class Pretraining(LanguageTraining):
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
     ) -> tuple[FastWeightsForCausalLM, Language]:
         folder = keyed_folder(context.shared / "models", PretrainedModel(self, mixers, seed))
+        text = share_tokenizer(self._own(context), context)
         if not (folder / "model").exists():
-            train(
-                self.config(mixers, seed, share_tokenizer(self._own(context), context)),
-                folder,
-                cpu=context.device.type == "cpu",
-            )
-        corpus = load_corpus(folder / "data")
+            config = self.config(mixers, seed, text)
+            train(config, folder, cpu=context.device.type == "cpu")
+        stored = TextFolder(folder, text, self.length, lambda: build_tokenizer(text))
+        corpus = stored.open(is_first=False)
         language = Language(corpus.train, corpus.validation, vocabulary_size(corpus.tokenizer))
         return load_model(folder / "model", context), language
 
