@@ -35,7 +35,7 @@ from fastweights.runs.layout import Layout
 from fastweights.runs.loop import Loop
 from fastweights.runs.processes import join_processes, leave_processes
 from fastweights.train import AdamW, Architecture, Text, TrainConfig
-from fastweights.train.loop import LanguageModelStage
+from fastweights.train.language_model import LanguageModelStage
 
 LAYOUTS = {"replicated": Layout(), "divided": Layout(shard=True)}
 SMALL = TrainConfig(

@@ -1,6 +1,4 @@
-"""Imported models' tokens, bfloat16 and training beside a busy core on a CPU, for
-docs/performance.md.
-"""
+"""Imported models' tokens and bfloat16 on a CPU, for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -106,17 +104,6 @@ TOKEN_PEERS = ("plain FFT", "SDPA", "filter made anew")
 
 def _ratio(row: Row, peer: str) -> str:
     return f"{row[peer]:.2f}" if peer in row else ""
-
-
-def busy_core() -> str:
-    """An update alone and beside a busy core, by how threads wait."""
-    columns = ["threads wait", "median alone", "mean beside a busy core"]
-    settings = results("busy_core")["settings"].items()
-    return table(columns, [_setting(name, found) for name, found in settings])
-
-
-def _setting(name: str, found: Row) -> list[str]:
-    return [name, _ms(found["alone"]["median"]), _ms(found["beside"]["mean"])]
 
 
 def _ms(milliseconds: float) -> str:

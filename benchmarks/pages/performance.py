@@ -324,7 +324,6 @@ PAGE = Page(
             "rank_one": cpu.rank_one,
             "long_convolutions": cpu.long_convolutions,
             "long_convolution_tokens": cpu.long_convolution_tokens,
-            "busy_core": cpu.busy_core,
         }
     ),
     {"scaling.png": scaling},

@@ -71,9 +71,8 @@ def fails(capsys, *arguments: object) -> str:
 
 
 @pytest.mark.long
-def test_train_stop_go_on_generate(tmp_path, data, monkeypatch):
+def test_train_stop_go_on_generate(tmp_path, data):
     """The commands as a user gives them, each in a process of its own."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # more would warn of a busy core
     out = tmp_path / "out"
     arguments = [
         "train",

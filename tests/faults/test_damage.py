@@ -19,7 +19,7 @@ import pytest
 from fastweights.cli.progress import Lines
 from fastweights.runs import processes
 from fastweights.runs.json_lines import read_rows
-from fastweights.train.loop import LanguageModelStage
+from fastweights.train.language_model import LanguageModelStage
 from here import copy_run, run_here, train_words
 
 NOBODY = 65534

@@ -11,13 +11,13 @@ import pytest
 
 from here import outcome, train_words, write_text
 from pairs import Pair
-from running import Running, command, rows_of, wait_for
+from running import LONGEST, Running, command, rows_of, wait_for
 
 pytestmark = pytest.mark.long
 
 MORE = ("--steps", "40", "--checkpoint-every", "5", "--eval-every", "20", "--schedule", "constant")
 LAYOUTS = {"whole": MORE, "parts": (*MORE, "--shard")}
-SURVIVORS = ("another process of this run has ended", "have not all met within")
+SURVIVORS = "another process of this run has"
 """What a process says that another one was killed beside, or on its way to the meeting."""
 
 
@@ -53,7 +53,7 @@ def kill_at_random(
         time.sleep(generator.uniform(0.0, longest))
         pair.send(signal.SIGKILL, *generator.choice([(0,), (1,), (0, 1)]))
         statuses = pair.end()
-        assert all(status in (0, 2, 75, -signal.SIGKILL, -signal.SIGABRT) for status in statuses)
+        assert all(status in (0, 2, -signal.SIGKILL, -signal.SIGABRT) for status in statuses)
         longest = max(longest, 1.2 * (time.monotonic() - began)) if statuses != [0, 0] else longest
         said += pair.errors
     for out in outs:
@@ -80,22 +80,22 @@ def _kill(text, ends, folder: Path, told, layout: str, seed: int, kills: int) ->
     for out in outs:
         assert outcome(out) == ends[layout]
         assert not list(out.rglob("*.partial"))
-    assert all(any(words in line for words in SURVIVORS) for line in said), said
+    assert all(line.startswith(SURVIVORS) for line in said), said
     told(f"kill -9 of one or both, {kills} times, {layout}", -9, "; ".join(sorted(set(said))))
 
 
 def test_a_process_that_nobody_meets_says_so(text, tmp_path, told):
     pair = Pair([*train_words(text, tmp_path / "run", *MORE), "--patience", "2"], tmp_path)
     pair.send(signal.SIGKILL, 0)
-    assert pair.end() == [-signal.SIGKILL, 75]
+    assert pair.end() == [-signal.SIGKILL, 2]
     (said,) = pair.errors
-    assert said.startswith("the processes of this run have not all met within 2 s")
-    told("kill -9 of one on its way to the other", 75, said)
+    assert said.startswith("another process of this run has not answered in time")
+    told("kill -9 of one on its way to the other", 2, said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_silent_process_is_named(text, ends, tmp_path, told, stopped):
+def test_a_silent_process_is_not_waited_for(text, ends, tmp_path, told, stopped):
     words = train_words(text, tmp_path / "run", *MORE)
     pair = Pair([*words, "--patience", "2"], tmp_path)
     wait_for(lambda: rows_of(tmp_path / "run") > 2)
@@ -103,14 +103,12 @@ def test_a_silent_process_is_named(text, ends, tmp_path, told, stopped):
     waiting = pair.ranks[1 - stopped]
     waiting.join(60)
     pair.send(signal.SIGKILL, stopped)
-    assert pair.end()[1 - stopped] == 75
-    expected = f"process {stopped} (" if stopped else "the store of this run"
-    assert len(pair.errors) == 1
-    assert pair.errors[0].startswith(expected)
-    assert pair.errors[0].endswith("start all processes again to resume")
+    assert pair.end()[1 - stopped] == 2
+    (said,) = pair.errors
+    assert said.startswith("another process of this run has not answered in time")
     assert Pair(words, tmp_path).end() == [0, 0]
     assert outcome(tmp_path / "run") == ends["whole"]
-    told(f"kill -STOP of process {stopped}", 75, pair.errors[0])
+    told(f"kill -STOP of process {stopped}", 2, said)
 
 
 @pytest.mark.slow
@@ -144,19 +142,18 @@ HITS = {
     "SIGTERM to the launcher": lambda run: run.kill(run.process.pid, number=signal.SIGTERM),
     "SIGTERM to all": lambda run: run.kill(*run.all(), number=signal.SIGTERM),
     "SIGTERM to one worker": lambda run: run.kill(run.worker(1), number=signal.SIGTERM),
-    "kill -9 of the launcher": lambda run: run.kill(run.process.pid),
     "kill -9 of one worker": lambda run: run.kill(run.worker(1)),
     "kill -9 of all": lambda run: run.kill(*run.all()),
     "kill -STOP of one worker": lambda run: run.kill(run.worker(1), number=signal.SIGSTOP),
 }
-SAVED = tuple(HITS)[:4]
+SAVED = tuple(HITS)[:3]
 """After these, no step is lost."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HITS)
 def test_torchrun(text, tmp_path, told, how):
-    running, status, seconds = hit(text, tmp_path, how, "--patience", "3")
+    running, status, seconds = hit(text, tmp_path, how, "--patience", "20")
     out = tmp_path / "run"
     steps = sorted(int(path.name[5:]) for path in (out / "checkpoints").glob("step-????????"))
     if how in SAVED:
@@ -172,6 +169,19 @@ def test_torchrun(text, tmp_path, told, how):
     assert ours["metrics.jsonl"] == theirs["metrics.jsonl"]
     assert ours["model/model.safetensors"] == theirs["model/model.safetensors"]
     told(how, status, " / ".join(running.errors))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_torchrun_starts_all_again(text, ends, tmp_path, told, number):
+    """Its restarts and the time-out of torch's process group are all that this needs."""
+    words = [*train_words(text, tmp_path / "run", *MORE), "--patience", "30"]
+    running = Running(command(words, processes=2, restarts=1), tmp_path)
+    wait_for(lambda: rows_of(tmp_path / "run") > 10)
+    running.kill(running.worker(1), number=number)
+    assert running.end(2 * LONGEST) == 0
+    assert outcome(tmp_path / "run") == ends["whole"]
+    told(f"{number.name} of a worker, --max-restarts 1", 0, " / ".join(running.errors))
 
 
 def test_a_single_process_ends_within_its_notice(text, tmp_path, told):

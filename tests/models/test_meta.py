@@ -29,8 +29,8 @@ from fastweights.runs.loop import Loop
 from fastweights.runs.processes import Alone
 from fastweights.text.corpus import Text
 from fastweights.train import Architecture, TrainConfig
-from fastweights.train import loop as training
-from fastweights.train.loop import LanguageModelStage
+from fastweights.train import language_model as training
+from fastweights.train.language_model import LanguageModelStage
 from kinds import one_of_each
 from tiny import LAYERS, tiny, tiny_config
 

@@ -69,9 +69,9 @@ VALUES = {
         st.lists(WORDS, min_size=1, max_size=3).map(tuple),
         st.lists(WORDS, max_size=2).map(tuple),
         st.just(Bytes()) | st.builds(BPE, st.integers(258, 999)),
-        st.booleans(),
-        st.none() | WORDS,
-        st.integers(2, 2**40),
+        boundaries=st.booleans(),
+        field=st.none() | WORDS,
+        held_out=st.integers(2, 2**40),
     ),
     "model": st.builds(
         Architecture,

@@ -18,11 +18,14 @@ LONGEST = 120.0
 """Seconds that a test waits for anything."""
 
 
-def command(arguments: Sequence[str], processes: int = 1, module: str = "fastweights.cli") -> list:
+def command(
+    arguments: Sequence[str], processes: int = 1, module: str = "fastweights.cli", restarts: int = 0
+) -> list:
     """The words of the command, by ``torchrun`` for several processes."""
     start = [sys.executable]
     if processes > 1:
         start += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+        start += [f"--max-restarts={restarts}"]
     return [*start, "-m", module, *arguments]
 
 

@@ -17,8 +17,8 @@ BYTES = Bytes().build(())
 
 def store(data: Data | Text, run: Path, tokenizer=BYTES, **options) -> Corpus:
     """The text as a conversion (`Data`) or a training (`Text`) stores it in the folder `run`."""
-    request = data.request() if isinstance(data, Data) else data.request(16)
-    return TextFolder(run, request, lambda: tokenizer).open(**options)
+    length = data.length if isinstance(data, Data) else 16
+    return TextFolder(run, data, length, lambda: tokenizer).open(**options)
 
 
 class ThreadWriter:

@@ -15,11 +15,11 @@ import pytest
 
 from fastweights.runs.errors import DataError, Stopped
 from fastweights.runs.report import Reporter
-from fastweights.text import IGNORE_INDEX, shards
+from fastweights.text import shards
 from fastweights.text.corpus import Text, build_tokenizer, read_corpus
 from fastweights.text.documents import Data, Stream
-from fastweights.text.folder import TextFolder, load_corpus
-from fastweights.text.tokenizers import BPE, Bytes
+from fastweights.text.folder import TextFolder
+from fastweights.text.tokenizers import BPE
 from killable_runs import FORKS, kill_at
 from stored import store
 
@@ -187,7 +187,8 @@ def test_what_is_damaged_is_read_again(records, tmp_path, name, damage):
     assert after == before
     assert all(journals)
     assert name == "index.json" or str(path) in watch.notes[0]
-    assert store(text, tmp_path / "run").sizes == load_corpus(tmp_path / "run" / "data").sizes
+    reopened = store(text, tmp_path / "run", is_first=False)
+    assert store(text, tmp_path / "run").sizes == reopened.sizes
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -228,12 +229,12 @@ def test_a_text_that_changes_while_it_is_read_is_read_anew(records, tmp_path, mo
     text = Text((str(records),), tokenization=BPE(300))
     make = lambda: build_tokenizer(text)  # noqa: E731
     with pytest.raises(Stopped):
-        TextFolder(tmp_path / "run", text.request(16), make).open(stop=lambda: next(calls) == 3)
+        TextFolder(tmp_path / "run", text, 16, make).open(stop=lambda: next(calls) == 3)
     (records / "a.txt").write_text("another beginning, " * 300)
     watch = Told()
-    TextFolder(tmp_path / "run", text.request(16), make).open(reporter=watch)
+    TextFolder(tmp_path / "run", text, 16, make).open(reporter=watch)
     assert "beginning again" in watch.notes[0]
-    TextFolder(tmp_path / "once", text.request(16), make).open()
+    TextFolder(tmp_path / "once", text, 16, make).open()
     assert contents(tmp_path / "run" / "data") == contents(tmp_path / "once" / "data")
 
 
@@ -264,7 +265,7 @@ from fastweights.text.corpus import Text
 from fastweights.text.folder import TextFolder
 from fastweights.text.tokenizers import Bytes
 text = Text((sys.argv[1],))
-folder = TextFolder(Path(sys.argv[2]), text.request(256), lambda: Bytes().build(()))
+folder = TextFolder(Path(sys.argv[2]), text, 256, lambda: Bytes().build(()))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 corpus = folder.open()
 print(len(corpus.train) + len(corpus.validation))
@@ -297,33 +298,3 @@ def test_held_out_tokens_may_be_changed(records, tmp_path):
     found = store(data, tmp_path / "run")
     assert 35 < len(found.validation) <= 40
     assert len(store(replace(data, held_out=1 << 16), tmp_path / "other").validation) > 100
-
-
-def test_a_linearization_of_an_earlier_version_is_read_as_then(tmp_path):
-    generator = np.random.default_rng(0)
-    document = np.sort(generator.integers(0, 9, 400)).astype(np.int32)
-    arrays = {
-        "tokens": generator.integers(0, 256, 400).astype(np.int32),
-        "response": generator.random(400) < 0.5,
-        "document": document,
-    }
-    for part in ("train", "validation"):
-        folder = tmp_path / "run" / "data" / part
-        folder.mkdir(parents=True)
-        for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", array)
-    before = contents(tmp_path / "run")
-    data = Data(("gone.txt",), length=32, responses=True)
-    stored = TextFolder(tmp_path / "run", data.request(), lambda: Bytes().build(())).open()
-    stream = Stream(stored.train, data.length, 1, responses=True)
-    starts = np.array(list(stream.windows.starts(0, 40)))
-    places = starts[:, None] + np.arange(data.length)
-    begins = np.diff(document[places], axis=1, prepend=-1) != 0
-    count = np.arange(data.length)
-    batch = stream.batch(0, 40)
-    assert np.array_equal(batch["input_ids"], arrays["tokens"][places])
-    learnt = arrays["response"][places] & ~begins
-    assert np.array_equal(batch["labels"], np.where(learnt, batch["input_ids"], IGNORE_INDEX))
-    last = np.maximum.accumulate(np.where(begins, count, 0), 1)
-    assert np.array_equal(batch["position_ids"], count - last)
-    assert contents(tmp_path / "run") == before

@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from fastweights.runs.errors import DataError
+from fastweights.runs.errors import DataError, TrainingError
 from fastweights.runs.loop import Loop
 from fastweights.runs.processes import Alone
 from fastweights.runs.stage import Optimization, Stage
 from fastweights.text.corpus import Text, read_corpus
-from fastweights.text.documents import Data
+from fastweights.text.documents import DRAWN, Data
 from fastweights.text.folder import TextFolder
+from fastweights.text.request import name_sources
 from fastweights.text.tokenizers import BPE, Bytes
 from fastweights.train import train
 from killable_runs import launch_two, tiny
@@ -55,16 +56,23 @@ def source_of(corpus, span) -> int:
     return [source.text for source in corpus.sources].index(span.text)
 
 
-def test_the_stream_has_the_shares_at_every_moment(corpus):
-    spans, counts = corpus.batches(LENGTH, 3).spans(0, 700), Counter[int]()
-    for number, span in enumerate(spans, 1):
-        counts[source_of(corpus, span)] += 1
-        assert all(abs(counts[i] - weight * number) < 1 for i, weight in enumerate(WEIGHTS))
+def spans_of(batches, count: int) -> list:
+    return [batches.span(number) for number in range(count)]
+
+
+def test_sources_are_drawn_by_their_weights(corpus):
+    """To four standard deviations, in any stretch."""
+    spans = spans_of(corpus.batches(LENGTH, 3), 2 * DRAWN)
+    for part in (spans[:700], spans[DRAWN - 350 : DRAWN + 350], spans):
+        counts = Counter(source_of(corpus, span) for span in part)
+        for i, weight in enumerate(WEIGHTS):
+            deviation = (len(part) * weight * (1 - weight)) ** 0.5
+            assert abs(counts[i] - weight * len(part)) < 4 * deviation
 
 
 def test_every_source_goes_through_its_own_epochs(corpus):
     """At most 2 (length - 1) tokens at the ends of a source are no targets in an epoch."""
-    stride, spans = LENGTH - 1, corpus.batches(LENGTH, 3).spans(0, 6000)
+    stride, spans = LENGTH - 1, spans_of(corpus.batches(LENGTH, 3), 6000)
     for number, source in enumerate(corpus.sources):
         own = [span.start for span in spans if source_of(corpus, span) == number]
         epoch = (len(source.text) - stride) // stride
@@ -78,11 +86,13 @@ def test_every_source_goes_through_its_own_epochs(corpus):
 
 
 def test_a_sequence_is_a_function_of_seed_and_number(corpus):
-    whole = corpus.batches(LENGTH, 3).batch(40, 30)
+    first = 3 * DRAWN - 15
+    whole = corpus.batches(LENGTH, 3).batch(first, 30)
     again = corpus.batches(LENGTH, 3)
-    for number in (69, 40, 55):
-        assert again.batch(number, 1)["input_ids"].equal(whole["input_ids"][number - 40][None])
-    assert not corpus.batches(LENGTH, 4).batch(40, 30)["input_ids"].equal(whole["input_ids"])
+    for number in (29, 0, 15):
+        one = again.batch(first + number, 1)
+        assert one["input_ids"].equal(whole["input_ids"][number][None])
+    assert not corpus.batches(LENGTH, 4).batch(first, 30)["input_ids"].equal(whole["input_ids"])
 
 
 def test_on_disk_it_is_what_it_is_in_memory(sources, tmp_path):
@@ -114,7 +124,7 @@ def test_a_part_of_each_source_is_held_out_by_its_share(corpus):
 
 def test_documents_stay_apart_where_sources_meet(corpus):
     batches = corpus.batches(LENGTH, 3)
-    batch, spans = batches.batch(0, 300), batches.spans(0, 300)
+    batch, spans = batches.batch(0, 300), spans_of(batches, 300)
     for row, span in enumerate(spans):
         begins = span.text.read(span.start, span.stop).begins
         since = 0
@@ -211,10 +221,21 @@ def test_a_bad_source_is_named(sources, tmp_path):
         store(text, tmp_path / "run")
 
 
-@pytest.mark.parametrize("make", [Data, lambda *given, **more: Text(*given, **more).request(16)])
+@pytest.mark.parametrize("make", [Data, Text])
 def test_there_is_a_weight_for_each_source(make):
     with pytest.raises(DataError, match="2 weights for 3 sources; give one for each"):
         make(("a", "b", "c"), weights=(0.5, 0.5))
+
+
+@pytest.mark.parametrize("weight", [0, -0.5, float("nan"), float("inf")])
+def test_weights_are_positive_and_finite(weight):
+    with pytest.raises(TrainingError, match=r"weights\[1\]"):
+        Text(("a", "b"), weights=(1.0, weight))
+
+
+def test_sources_are_named_after_files_and_folders():
+    sources = ("web/*.jsonl.zst", "books/", "a/code.parquet", "hub:allenai/c4", "old/books", "*")
+    assert name_sources(sources) == ("web", "books", "code", "c4", "books-2", "text")
 
 
 def test_a_mixture_is_another_run(tmp_path):
@@ -227,6 +248,6 @@ def test_a_mixture_is_another_run(tmp_path):
 
 def test_a_folder_that_is_not_shared_is_an_error(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.text.folder.VISIBLE", 0.0)
-    folder = TextFolder(tmp_path / "run", Text(sources).request(16), lambda: Bytes().build(()))
+    folder = TextFolder(tmp_path / "run", Text(sources), 16, lambda: Bytes().build(()))
     with pytest.raises(DataError, match="of a file system that they share"):
         folder.open(is_first=False)

@@ -23,9 +23,8 @@ from fastweights.runs.seeds import random_seed_from
 from fastweights.text import IGNORE_INDEX, blocks, writer
 from fastweights.text.blocks import AHEAD, is_writing
 from fastweights.text.corpus import Corpus, Text, read_corpus
-from fastweights.text.documents import Data
+from fastweights.text.documents import DRAWN, Data
 from fastweights.text.index import read_journal
-from fastweights.text.shares import Shares
 from fastweights.text.windows import Windows
 from fastweights.train import train
 from killable_runs import FORKS, kill_at, tiny
@@ -127,7 +126,7 @@ def test_the_order_is_that_of_the_stated_rule(text, tmp_path):
     assert ids(again, 0, sequences) == while_written
     first = [len(source.text.block(0)) for source in corpus.sources]  # type: ignore[union-attr]
     orders = [stored_order(tmp_path / "run" / "data", n, first[n]) for n in (0, 1)]
-    turns = [Shares((3, 1)).turn(number).source for number in range(sequences)]
+    turns = np.random.default_rng([SEED, 0]).choice(2, DRAWN, p=(0.75, 0.25))[:sequences]
     assert while_written == [next(orders[turn]) for turn in turns]
 
 
@@ -170,8 +169,9 @@ def test_documents_and_responses_are_told_apart(tmp_path):
     source = (str(tmp_path / "sums.jsonl"),)
     data = Data(source, source, LENGTH, responses=True, stream=BLOCK)
     batches = store(data, tmp_path / "run").batches(LENGTH, SEED, responses=True)
-    batch, spans = batches.batch(0, 300), batches.spans(0, 300)
-    for row, span in enumerate(spans):
+    batch = batches.batch(0, 300)
+    for row in range(300):
+        span = batches.span(row)
         tokens, begins, response = span.text.read(span.start, span.stop)
         begins[0] = True
         place = np.arange(LENGTH)
@@ -252,7 +252,7 @@ def test_a_stopped_training_goes_on_to_the_same_end(text, tmp_path):
 @pytest.mark.parametrize("tokens", [0, 255, 1 << 32])
 def test_blocks_are_neither_too_small_nor_too_large(text, tokens):
     with pytest.raises(DataError, match=r"tokens of a block; take 256 \(16 sequences of 16\)"):
-        replace(text, stream=tokens).request(LENGTH)
+        replace(text, stream=tokens).require_blocks(LENGTH)
 
 
 def write_and_be_killed(job: writer.WritingJob, calls: int, begun: Event) -> None:

@@ -4,10 +4,9 @@ import gzip
 import json
 import os
 import random
-import shutil
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.runs.optimizers import matrices
-from fastweights.text.folder import load_corpus
 from fastweights.text.tokenizers import token_ids
 from fastweights.train import (
     BPE,
@@ -465,38 +463,6 @@ def test_damaged_text_is_read_again(folder, undisturbed, tmp_path, name):
     damaged.write_bytes(damaged.read_bytes()[:-20])
     train(tiny(folder), tmp_path / "out", cpu=True)
     assert outcome(tmp_path / "out") == undisturbed
-
-
-def store_as_earlier_versions(out: Path) -> Path:
-    """The tokens of the two parts as one array each, and their sizes; the folder."""
-    corpus, data = load_corpus(out / "data"), out / "data"
-    arrays = {part: getattr(corpus, part)[:] for part in ("train", "validation")}
-    shutil.rmtree(data)
-    corpus.tokenizer.save_pretrained(data)
-    for part, tokens in arrays.items():
-        np.save(data / f"{part}.npy", tokens)
-    sizes = {part: asdict(size) for part, size in corpus.sizes.items()}
-    (data / "corpus.json").write_text(json.dumps(sizes))
-    record = json.loads((out / "run.json").read_text())
-    for later in ("boundaries", "field", "held_out"):
-        del record["text"][later]
-    (out / "run.json").write_text(json.dumps(record))
-    return data
-
-
-def test_a_run_of_an_earlier_version_goes_on(folder, undisturbed, tmp_path):
-    stopped_at(folder, tmp_path / "out", 2)
-    store_as_earlier_versions(tmp_path / "out")
-    assert train(tiny(folder), tmp_path / "out", cpu=True).nats_per_byte is not None
-    assert outcome(tmp_path / "out") == undisturbed
-
-
-def test_damaged_tokens_of_an_earlier_version_are_an_error(folder, tmp_path):
-    stopped_at(folder, tmp_path / "out", 2)
-    tokens = store_as_earlier_versions(tmp_path / "out") / "train.npy"
-    tokens.write_bytes(tokens.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"data is damaged .* remove it"):
-        train(tiny(folder), tmp_path / "out", cpu=True)
 
 
 def test_a_folder_of_something_else_is_left_alone(folder, tmp_path):

@@ -16,8 +16,7 @@ from fastweights.budget.operations import (
 from fastweights.models import FastWeightsConfig
 from fastweights.models.loss import LOGITS_AT_ONCE
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.processes import Alone
-from fastweights.runs.stage import Optimization
+from fastweights.runs.ranges import divide_batch
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,7 @@ class Workload:
         Raises:
             TrainingError: If the batch cannot be divided evenly.
         """
-        group = Alone()
-        group.count = self.placing.devices
-        settings = replace(Optimization(), batch=self.batch, accumulate=accumulate)
-        return settings.sequences_at_once(group)
+        return divide_batch(self.batch, self.placing.devices, accumulate)
 
 
 @dataclass(frozen=True)

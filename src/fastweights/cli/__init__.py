@@ -114,16 +114,18 @@ def _is_first(rank: str) -> bool:
 def _may_say(error: Exception) -> bool:
     """Whether this process says what went wrong; one does for all of a group.
 
-    Before they have met, all of a machine fail alike.
+    Before they have met, all of a machine fail alike, except for who waits for another.
     """
     if "RANK" not in os.environ:
         return True
-    from fastweights.runs.errors import OtherProcessError
+    from fastweights.runs.errors import LostProcessError, OtherProcessError
     from fastweights.runs.processes import has_group, is_first_to_speak
 
     if isinstance(error, OtherProcessError):
         return False
-    return is_first_to_speak() if has_group() else _is_first("LOCAL_RANK")
+    if has_group():
+        return is_first_to_speak()
+    return isinstance(error, LostProcessError) or _is_first("LOCAL_RANK")
 
 
 def _leave() -> None:

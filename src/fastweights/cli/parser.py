@@ -121,10 +121,10 @@ def add_patience(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--patience",
         type=positive_number,
-        default=600.0,
+        default=1800.0,
         metavar="SECONDS",
-        help="How long one of several processes waits for another that gives no sign of life, or"
-        " stays in an update, before all end, to be started again (default: %(default)g)",
+        help="Seconds that one of several processes waits for another in an exchange of numbers,"
+        " before it ends, to be started again by torchrun --max-restarts (default: %(default)g)",
     )
 
 

@@ -65,10 +65,9 @@ class Checkpoint:
         return found if found.is_dir() else None
 
     @property
-    def metrics(self) -> Path | None:
-        """The copy of the run's curve; a checkpoint of an earlier version has none."""
-        found = self.folder / "metrics.jsonl"
-        return found if found.is_file() else None
+    def metrics(self) -> Path:
+        """The copy of the run's curve."""
+        return self.folder / "metrics.jsonl"
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.folder / "optimizer.safetensors")
@@ -169,7 +168,7 @@ def open_checkpoint(folder: Path, compare: bool = True) -> Checkpoint:
     try:
         content = json.loads(record.read_text())
         files = dict(content["files"])
-        progress = Progress(content["step"], content["seconds"], content.get("unvalidated"))
+        progress = Progress(content["step"], content["seconds"], content["unvalidated"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{record} is missing or damaged: {folder} is not a checkpoint"

@@ -21,6 +21,10 @@ class OtherProcessError(TrainingError):
     """Another process of the run has failed, and says why itself."""
 
 
+class LostProcessError(TrainingError):
+    """Another process of the run has ended early, does not answer, or never came."""
+
+
 class NonFiniteError(TrainingError):
     """A loss, gradient or parameter became infinite or NaN, or the loss exploded."""
 

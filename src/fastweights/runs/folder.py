@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.files import PARTIAL, read_json, remove_folder, write_json
-from fastweights.runs.identity import differences, former_key, key_of, to_record
+from fastweights.runs.identity import differences, key_of, to_record
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
 RECORD = "run.json"
@@ -107,23 +107,19 @@ def remove_if_refused(made: Sequence[Path]) -> Iterator[None]:
         raise
 
 
-def keyed_folder(parent: Path, value: object, former: object | None = None) -> Path:
+def keyed_folder(parent: Path, value: object) -> Path:
     """Return the folder in `parent` for what `value` decides; it need not exist yet.
 
-    Its name is `key_of` the value, or the key of version 0 if a folder of that name exists. A file
-    of JSON lines beside `parent` has the record of every name.
+    Its name is `key_of` the value. A file of JSON lines beside `parent` has the record of every
+    name.
 
     Args:
         parent: The folder of all such folders.
         value: What decides the contents.
-        former: The value from which version 0 made its key, where that differs from `value`.
 
     Raises:
         CheckpointError: If the name belongs to another value.
     """
-    first = parent / former_key(value if former is None else former)
-    if first.exists():
-        return first
     folder, names = parent / key_of(value), parent.with_suffix(".jsonl")
     records = [row["record"] for row in read_rows(names) if row["name"] == folder.name]
     for record in records:

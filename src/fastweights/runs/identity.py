@@ -1,8 +1,8 @@
 """What makes two runs the same: a frozen value as JSON, compared field by field, and its key.
 
 A record that was stored stays valid when the library changes around it: a field that it lacks has
-its default, a type or module that was renamed is known by its first name. What the value says
-otherwise is a difference, and named.
+its default, a type that was renamed is known by its first name. What the value says otherwise is a
+difference, and named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-"""Of records and keys. Version 0 had no number: records without one, and keys made of reprs."""
+"""Of records and keys."""
 
 FIRST_NAMES: Mapping[str, str] = {
     "ArchitectureWithFields": "Configured",
@@ -36,17 +36,6 @@ FIRST_NAMES: Mapping[str, str] = {
     "TrainingSettings": "Training",
 }
 """The name under which a type was first stored, by today's."""
-FIRST_MODULES: Mapping[str, str] = {"fastweights.lab.reproduce.": "fastweights.reproduce."}
-"""The same of modules; a stored ``package.module:Class`` begins with one."""
-LATER_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "Constant": ("warmup",),
-    "Data": ("field", "weights", "stream"),
-    "Fit": ("bf16",),
-    "LinearAttentionConfig": ("sinks", "gates"),
-    "Text": ("boundaries", "field", "held_out", "weights", "stream"),
-    "TrainingSettings": ("bf16",),
-}
-"""Fields by type that version 0 did not have: its reprs, and so its keys, lack them."""
 
 
 def to_record(value: object) -> dict[str, Any]:
@@ -70,13 +59,13 @@ def differences(stored: Any, value: Any, path: str = "") -> Iterator[str]:
     """Yield the differences of a stored record from `value`, as phrases ``path was A, is B``.
 
     Args:
-        stored: What `to_record` made of another value, read back from JSON, in this or any earlier
-            version; a field that it lacks has its default.
+        stored: What `to_record` made of another value, read back from JSON; a field that it lacks
+            has its default.
         value: The value to compare with.
         path: Where the two stand in a larger value.
     """
     if not path and isinstance(stored, dict):
-        version = stored.get("identity", 0)
+        version = stored.get("identity", VERSION)
         stored = {name: part for name, part in stored.items() if name != "identity"}
         if version > VERSION:
             yield f"identity was of version {version}, is of {VERSION}"
@@ -89,7 +78,7 @@ def differences(stored: Any, value: Any, path: str = "") -> Iterator[str]:
     elif isinstance(value, (list, tuple)) and _same_length(stored, value):
         for index, (theirs, ours) in enumerate(zip(stored, value, strict=True)):
             yield from differences(theirs, ours, _join(path, str(index)))
-    elif _first_text(stored) != _first_text(ours := to_json_value(value)):
+    elif stored != (ours := to_json_value(value)):
         yield f"{path} was {stored}, is {ours}"
 
 
@@ -102,59 +91,6 @@ def key_of(value: object) -> str:
     """
     text = json.dumps([VERSION, _without_defaults(value)], sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]
-
-
-def former_key(value: object) -> str:
-    """Return the key that `value` had in version 0."""
-    return sha256(former_repr(value).encode()).hexdigest()[:16]
-
-
-def former_repr(value: Any) -> str:
-    """Return the repr that `value` had in version 0, with the class names of that version."""
-    if is_dataclass(value):
-        name = type(value).__qualname__
-        parts = (f"{key}={former_repr(part)}" for key, part in first_fields(value).items())
-        return f"{_first_type(name)}({', '.join(parts)})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{k!r}: {former_repr(part)}' for k, part in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(former_repr, value))}]"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(former_repr, value))}{',' * (len(value) == 1)})"
-    return repr(_first_text(value))
-
-
-def first_fields(value: Any) -> dict[str, Any]:
-    """Return the fields that a dataclass had in version 0, and later ones that differ from their
-    default."""
-    later = LATER_FIELDS.get(type(value).__name__, ())
-    own = {field.name: (getattr(value, field.name), field) for field in fields(value)}
-    return {
-        name: part
-        for name, (part, field) in own.items()
-        if field.repr and not (name in later and part == _default(field))
-    }
-
-
-def first_parts(value: Any) -> Any:
-    """Return what ``dataclasses.asdict`` gave of a dataclass in version 0: `first_fields`, those of
-    its parts too."""
-    if is_dataclass(value):
-        return {name: first_parts(part) for name, part in first_fields(value).items()}
-    return value
-
-
-def current_path(path: str) -> str:
-    """Return today's path of what was stored as ``package.module:Class``."""
-    for current, first in FIRST_MODULES.items():
-        if path.startswith(first):
-            return current + path.removeprefix(first)
-    return path
-
-
-def first_json_value(value: Any) -> Any:
-    """Return a JSON value with the module paths of version 0."""
-    return _map(first_json_value, _first_text(value))
 
 
 def _field_differences(stored: dict[str, Any], value: Any, path: str) -> Iterator[str]:
@@ -181,7 +117,7 @@ def _without_defaults(value: Any) -> Any:
         return {"type": _first_type(type(value).__name__), **content}
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return _map(_without_defaults, _first_text(value))
+    return _map(_without_defaults, value)
 
 
 def _map(function: Any, value: Any) -> Any:
@@ -221,15 +157,6 @@ def _default(field: Field[Any]) -> Any:
 
 def _first_type(name: str) -> str:
     return FIRST_NAMES.get(name, name)
-
-
-def _first_text(value: Any) -> Any:
-    """A text with the module path of version 0 at its beginning; anything else as it is."""
-    if isinstance(value, str):
-        for current, first in FIRST_MODULES.items():
-            if value.startswith(current):
-                return first + value.removeprefix(current)
-    return value
 
 
 def _same_length(stored: Any, value: Any) -> bool:

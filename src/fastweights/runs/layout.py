@@ -77,7 +77,7 @@ class Layout:
         if processes.count == 1:
             return Placement(stage.model, processes)
         if self.shard:
-            return Sharded(stage.model, processes, config.bf16, self.offload)
+            return FullySharded(stage.model, processes, config.bf16, self.offload)
         if stage.calls_module:
             return Replicated(stage.model, processes)
         return Averaged(stage.model, processes)
@@ -150,7 +150,7 @@ class Replicated(Placement):
         return nullcontext() if is_last else self.module.no_sync()
 
 
-class Sharded(Placement):
+class FullySharded(Placement):
     """A model whose large parameters are divided over the processes, block by block, by FSDP2.
 
     Divided are the weights of linear layers and embeddings with a row for each process at least,

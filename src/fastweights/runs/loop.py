@@ -4,6 +4,7 @@ folder."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -16,10 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from fastweights.runs import watch
 from fastweights.runs.checkpoint import Checkpoint, Checkpoints, Progress
-from fastweights.runs.clock import TrainingClock
-from fastweights.runs.cores import watched_cores
 from fastweights.runs.errors import CheckpointError, NonFiniteError, Stopped
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import create_run, is_run, lock_run, missing_folders, remove_if_refused
@@ -97,12 +95,10 @@ class Loop:
             record: Called after each update with what is due.
             stop: Called before each update.
         """
-        with watched_cores() as look_at_cores:
-            while not self.is_complete and not self.processes.any(stop()):
-                with watch.update(self.step + 1), connected():
-                    self.update()
-                record(self.config.every.due(self.step, self.config.steps))
-                look_at_cores()
+        while not self.is_complete and not self.processes.any(stop()):
+            with connected():
+                self.update()
+            record(self.config.every.due(self.step, self.config.steps))
 
     def update(self) -> None:
         """Make one step of the optimisers, on one batch."""
@@ -232,6 +228,26 @@ def run_in_folder(
         run.validate_left()
         run.loop.run(run.record, stop)
         return run.finish()
+
+
+class TrainingClock:
+    """Measures the seconds of a run, across restarts, and its speed."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._began = time.perf_counter() - progress.seconds
+        self.restart(progress.step)
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def restart(self, step: int) -> None:
+        """Measure the speed from this step on."""
+        self._since, self._step = self.seconds, step
+
+    def steps_per_second(self, step: int) -> float:
+        """Return the speed since the last `restart`."""
+        return (step - self._step) / max(self.seconds - self._since, 1e-9)
 
 
 class _FolderRun:
@@ -457,8 +473,7 @@ class _FolderRun:
             return
         writing, self.writing = self.writing, None
         try:
-            with watch.waiting():
-                writing.result()
+            writing.result()
         except (CheckpointException, OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint of step {self.saved} could not be written ({error}); those before"

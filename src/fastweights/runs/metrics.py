@@ -22,7 +22,7 @@ class Metrics:
     Args:
         path: The file.
         step: Updates made.
-        copy: The copy of the rows up to there that a checkpoint has; None if it has none.
+        copy: The copy of the rows up to there that a checkpoint has; None if there is none.
 
     Raises:
         CheckpointError: If a line is damaged; the message names it.

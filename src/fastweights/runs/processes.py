@@ -4,6 +4,7 @@ launch``."""
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,13 +16,15 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.rendezvous import rendezvous
 
-from fastweights.runs import watch
-from fastweights.runs.errors import OtherProcessError, Stopped, TrainingError
+from fastweights.runs.errors import LostProcessError, OtherProcessError, Stopped, TrainingError
 
 T = TypeVar("T")
-COLLECTIVE = 1800.0
-"""Least seconds after which an exchange of numbers with other processes fails by itself."""
+PATIENCE = 1800.0
+"""Seconds after which an exchange with another process fails, unless told: torch's own time-out."""
+SPOKEN = "fastweights/spoken"
+"""The note that says how many processes of the group have asked to say an error."""
 FAREWELL = 5.0
 """Seconds that the process with the store stays for those that still want to ask it."""
 BETWEEN_LOOKS = 0.02
@@ -31,6 +34,7 @@ BUCKET = 1 << 23
 LOOKS = 16
 """Parts of a validation from one look at whether to stop to the next."""
 DONE, FAILED = "done", "failed"
+_GLOO = "gloo", "pair closure"  # what its errors say, which have no type of their own
 _TURNS = itertools.count()
 
 
@@ -175,7 +179,7 @@ class Launched(Processes):
         from accelerate.utils import gather_object
 
         found = dict[str, float]()
-        with _meeting():
+        with connected():
             parts = gather_object([dict(numbers)])
         for part in parts:
             for name, number in part.items():
@@ -202,7 +206,7 @@ class Launched(Processes):
     def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
         from accelerate.utils import broadcast
 
-        with _meeting():
+        with connected():
             for p in parameters:
                 broadcast(p.data)
 
@@ -223,13 +227,13 @@ class Launched(Processes):
                 _store().set(turn, outcome)
 
     def wait(self) -> None:
-        with _meeting():
+        with connected():
             self._state.wait_for_everyone()
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         from accelerate.utils import reduce
 
-        with _meeting():
+        with connected():
             reduced = reduce(tensor.to(self.device), how)
         assert isinstance(reduced, Tensor)
         return reduced
@@ -250,17 +254,10 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 def _await(turn: str) -> str:
     """What the first process wrote of its turn; it may take hours, which no collective waits."""
-    with _meeting():
+    with connected():
         while not _store().check([turn]):
             time.sleep(BETWEEN_LOOKS)
         return _store().get(turn).decode()
-
-
-@contextmanager
-def _meeting() -> Iterator[None]:
-    """Wait for other processes, and say what a broken connection to one means."""
-    with watch.waiting(), connected():
-        yield
 
 
 @contextmanager
@@ -269,36 +266,49 @@ def connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, distributed.DistError) and "gloo" not in str(error).lower():
+        said = str(error).lower()
+        if not isinstance(error, distributed.DistError) and not any(word in said for word in _GLOO):
             raise
-        raise TrainingError(
-            "another process of this run has ended early; if none says why, look whether the"
-            " machine ran out of memory; start all of them again to resume"
+        late = "timed out" in said or "timeout" in said
+        raise LostProcessError(
+            f"another process of this run has {'not answered in time' if late else 'ended early'};"
+            " if none says why, look whether the machine ran out of memory; start all of them"
+            " again to resume"
         ) from error
 
 
-def join_processes(
-    device: torch.device | None = None, patience: float = watch.PATIENCE
-) -> Processes:
+def join_processes(device: torch.device | None = None, patience: float = PATIENCE) -> Processes:
     """Return the group of processes that this one was launched with.
-
-    A process of several that has waited too long for another one names it, and ends with status 75.
 
     Args:
         device: Where a single process computes; None for an accelerator if there is one. Each of
             several processes has its own device.
-        patience: Seconds that a process waits for another one that gives no sign of life, or that
-            makes an update while it is waited for.
+        patience: Seconds after which the processes fail to meet, or an exchange between them fails.
+
+    Raises:
+        LostProcessError: If they have not all met within that time.
     """
     from accelerate import PartialState
 
-    longest = timedelta(seconds=max(COLLECTIVE, 3 * patience))
-    with watch.expecting(patience):
-        state: Any = PartialState(cpu=device is not None and device.type == "cpu", timeout=longest)
+    cpu, timeout = device is not None and device.type == "cpu", timedelta(seconds=patience)
+    with connected():
+        state: Any = PartialState(cpu=cpu, timeout=timeout, **_meet_after_restart(timeout))
     if state.num_processes == 1:
         return Alone(state.device if device is None else device)
-    watch.begin(_store(), state.process_index, state.num_processes, patience)
     return Launched(state)
+
+
+def _meet_after_restart(timeout: timedelta) -> dict[str, Any]:
+    """Where processes that torchelastic has started again meet.
+
+    Its store outlives them, with what they left there before: addresses, and notes of their turns.
+    """
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if count == "0":
+        return {}
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    own = distributed.distributed_c10d.PrefixStore(f"fastweights/restart-{count}", store)
+    return {"store": own, "rank": rank, "world_size": world_size}
 
 
 def has_group() -> bool:
@@ -312,7 +322,7 @@ def is_first_to_speak() -> bool:
     What the first one says is the error of all: whatever another meets later follows from it.
     """
     try:
-        return _store().add(watch.SPOKEN, 1) == 1
+        return _store().add(SPOKEN, 1) == 1
     except RuntimeError:  # the process with the store was killed: a failed one would still wait
         return True
 
@@ -323,7 +333,6 @@ def leave_processes() -> None:
         return
     from accelerate import PartialState
 
-    watch.end()
     store, count, keeps = _store(), distributed.get_world_size(), distributed.get_rank() == 0
     distributed.destroy_process_group()
     PartialState._reset_state()

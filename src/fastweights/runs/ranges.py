@@ -65,6 +65,20 @@ class Range:
         return value
 
 
+def divide_batch(batch: int, devices: int, accumulate: int) -> int:
+    """Return the number of sequences in each part of a device's share of a batch.
+
+    Raises:
+        TrainingError: If the batch cannot be divided evenly.
+    """
+    if batch % (devices * accumulate):
+        raise TrainingError(
+            f"batch = {batch} is not divisible by devices · accumulate = {devices * accumulate};"
+            " change one of them"
+        )
+    return batch // (devices * accumulate)
+
+
 POSITIVE_INTEGER = Range("1 or more, a whole number below 2^63", True, lambda n: 1 <= n < _LIMIT)
 NON_NEGATIVE_INTEGER = Range(
     "0 or more, a whole number below 2^63", True, lambda n: 0 <= n < _LIMIT

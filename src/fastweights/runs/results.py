@@ -30,7 +30,7 @@ def seal(out: Path, results: Iterable[Path]) -> None:
 def remove_damaged(out: Path, results: Iterable[Path]) -> list[Path]:
     """Remove those of these files and folders that are not as they were recorded.
 
-    A run of an earlier version has no record, and keeps what it has.
+    Where the record is missing or damaged, they stay as they are.
 
     Returns:
         The files that were missing or changed.

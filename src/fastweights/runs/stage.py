@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastweights.runs.errors import TrainingError
 from fastweights.runs.metrics import Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.processes import Alone, Processes
-from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER, POSITIVE_NUMBER
+from fastweights.runs.ranges import (
+    NON_NEGATIVE_INTEGER,
+    POSITIVE_INTEGER,
+    POSITIVE_NUMBER,
+    divide_batch,
+)
 from fastweights.runs.report import Counts
 from fastweights.runs.schedules import Cosine, Schedule
 from fastweights.runs.seeds import random_seed_from
@@ -93,13 +97,7 @@ class Optimization:
         Raises:
             TrainingError: If the batch cannot be divided evenly.
         """
-        shares = processes.readers * self.accumulate
-        if self.batch % shares:
-            raise TrainingError(
-                f"batch = {self.batch} is not divisible by devices · accumulate = {shares};"
-                " change one of them"
-            )
-        return self.batch // shares
+        return divide_batch(self.batch, processes.readers, self.accumulate)
 
     def precision(self, device: torch.device) -> AbstractContextManager[object]:
         """Return a context in which forward passes are in the precision of this training."""

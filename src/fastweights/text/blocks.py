@@ -18,10 +18,10 @@ from filelock import FileLock, Timeout
 from fastweights.runs.errors import CheckpointError, DataError, Stopped
 from fastweights.runs.files import read_json
 from fastweights.runs.seeds import random_seed_from
+from fastweights.text.documents import Batches, Span
 from fastweights.text.holdout import all_of
 from fastweights.text.index import JOURNAL, StoredTexts, open_shards, parse_journal
-from fastweights.text.orders import Order, Span
-from fastweights.text.shards import MAPPED, Shards
+from fastweights.text.shards import MAPPED
 from fastweights.text.tokens import TokenText
 from fastweights.text.windows import Windows
 
@@ -162,16 +162,11 @@ def _wait_for_block(text: str, journal: Journal, first: TokenText, number: int) 
     )
     if number >= len(texts.shards[text]):
         return None
-    return all_of(open_block(journal, text, number))
-
-
-def open_block(journal: Journal, text: str, number: int) -> Shards:
-    """Open a block that is written, as a text of its own."""
-    return open_shards(journal.folder, journal.texts, text, number, 1)
+    return all_of(open_shards(journal.folder, journal.texts, text, number, 1))
 
 
 @dataclass(frozen=True, eq=False)
-class Blockwise(Order):
+class Blockwise(Batches):
     """The blocks of a text one after the other, over and over again; the sequences of each in an
     order of its own, as `Windows` has it.
 
@@ -181,11 +176,15 @@ class Blockwise(Order):
         text: The text.
         length: Tokens per sequence.
         seed: Seed of the order.
+        responses: Whether only responses have labels.
+        boundaries: Whether a token sees only its own document.
     """
 
     text: BlockedText
     length: int
     seed: int
+    responses: bool = False
+    boundaries: bool = True
 
     @property
     def tokens(self) -> int | None:

@@ -3,81 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
-from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.runs.seeds import random_seed_from
 from fastweights.text.blocks import BlockedText, Blockwise
-from fastweights.text.documents import Batches, OrderedStream, Stream
+from fastweights.text.documents import Batches, Mixture, Stream
 from fastweights.text.holdout import FRACTION, all_of, hold_out, measure, thin_out
-from fastweights.text.orders import Mixture, Order, Shuffled
 from fastweights.text.packing import (
+    EncodedPart,
     Framing,
-    Part,
     encode_documents,
     framing_between,
     framing_of_stream,
     gather,
 )
-from fastweights.text.request import TRAIN, VALIDATION, StoredCollection, TextRequest
-from fastweights.text.shares import Shares, naming
+from fastweights.text.request import TRAIN, VALIDATION, Sources, StoredCollection, naming
 from fastweights.text.sources import read_documents
 from fastweights.text.tokenizers import SAMPLE, Bytes, Tokenization
 from fastweights.text.tokens import Joined, Ranges, TokenText, WholeText
 
 
 @dataclass(frozen=True)
-class Text:
-    """The text to read, and how to cut it into tokens.
+class Text(Sources):
+    """The text of a training: its sources, and how it is cut into tokens.
 
     Attributes:
-        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
-        validation: Separate sources for validation; none means that a part of `sources` is held
-            out, as `text.holdout.hold_out` does.
         tokenization: How the tokenizer is made. One that is learnt is learnt from the beginning of
             the training text; of a text without validation sources that is short, from nine tenths
             of it.
-        boundaries: Whether a token sees only its own document among those packed into its sequence.
-        field: The column of the text in records; none means those that `read_documents` names.
-        held_out: Most tokens to validate on.
-        weights: The share of training of each source, in any unit; none if they are one text.
-        stream: Tokens of the blocks in whose order a text is trained on while it is being
-            tokenized; None to tokenize all of it before.
     """
 
     sources: tuple[str, ...] = ("shakespeare",)
-    validation: tuple[str, ...] = ()
     tokenization: Tokenization = Bytes()
-    boundaries: bool = True
-    field: str | None = None
+    _: KW_ONLY
     held_out: int = 1 << 17
-    weights: tuple[float, ...] = ()
-    stream: int | None = None
 
-    def __post_init__(self) -> None:
-        SEQUENCE_LENGTH.require(held_out=self.held_out)
-
-    def request(self, length: int) -> TextRequest:
-        """Return what is to be read for sequences of `length` tokens: one stream of documents.
-
-        Raises:
-            TrainingError: If there is not one weight for each source, or a number lies outside of
-                its range.
-        """
-        return TextRequest(
-            self.sources,
-            self.validation,
-            self.field,
-            self.held_out,
-            length,
-            framing_of_stream,
-            self.weights,
-            self.stream,
-        )
+    def framing(self, tokenizer: PreTrainedTokenizerFast) -> Framing:
+        """Return what stands between documents: one stream of them."""
+        return framing_of_stream(tokenizer)
 
 
 @dataclass(frozen=True)
@@ -101,26 +68,26 @@ class Source:
 
     Attributes:
         name: What it is called; empty if there is no other.
-        share: Its share of training, in whole numbers beside those of the others.
+        weight: Its share of training, beside the weights of the others.
         text: The text.
     """
 
     name: str
-    share: int
+    weight: float
     text: TokenText | BlockedText
 
-    def order(self, length: int, seed: int) -> Order:
-        """Return the order of its sequences.
+    def batches(self, length: int, seed: int) -> Batches:
+        """Return its sequences in an endless order.
 
         Raises:
             DataError: If it is shorter than one sequence.
         """
         text = self.text
-        blocks = isinstance(text, BlockedText)
-        order = Blockwise(text, length, seed) if blocks else Shuffled(text, length, seed)
+        written = isinstance(text, BlockedText)
+        stream = Blockwise(text, length, seed) if written else Stream(text, length, seed)
         with naming(self.name):
-            order.span(0)
-        return order
+            stream.span(0)
+        return stream
 
 
 @dataclass(frozen=True)
@@ -129,13 +96,13 @@ class HeldOut:
 
     Attributes:
         name: What the source is called.
-        share: Its share of training, in whole numbers beside those of the others.
+        weight: Its share of training, beside the weights of the others.
         text: The text.
         size: Its tokens and bytes.
     """
 
     name: str
-    share: int
+    weight: float
     text: TokenText
     size: TextSize
 
@@ -181,14 +148,14 @@ class Corpus:
         """
         if not self.sources:
             stream = Stream(self.train, length, seed, responses, boundaries)
-            stream.require_sequence()
+            stream.span(0)
             return stream
-        orders = tuple(
-            source.order(length, random_seed_from(seed, number))
+        streams = tuple(
+            source.batches(length, random_seed_from(seed, number))
             for number, source in enumerate(self.sources)
         )
-        shares = Shares(tuple(source.share for source in self.sources))
-        return OrderedStream(Mixture(orders, shares), length, responses, boundaries)
+        weights = tuple(source.weight for source in self.sources)
+        return Mixture(streams, weights, seed, responses, boundaries)
 
     @property
     def validations(self) -> dict[str, TokenText]:
@@ -204,8 +171,8 @@ class Corpus:
         return {"val_loss": self._mean(losses), **each}
 
     def _mean(self, numbers: Mapping[str, float]) -> float:
-        total = sum(part.share * numbers[part.name] for part in self.held_out)
-        return total / sum(part.share for part in self.held_out)
+        total = sum(part.weight * numbers[part.name] for part in self.held_out)
+        return total / sum(part.weight for part in self.held_out)
 
 
 def read_corpus(text: Text) -> Corpus:
@@ -216,32 +183,32 @@ def read_corpus(text: Text) -> Corpus:
     """
     if text.stream is not None:
         raise DataError("a text in memory is there as a whole; leave stream out")
-    tokenizer, request = build_tokenizer(text), text.request(2)
-    framing = framing_of_stream(tokenizer)
+    tokenizer = build_tokenizer(text)
+    framing = text.framing(tokenizer)
     validation = None
     if text.validation:
         validation, _ = _read_whole(text.validation, tokenizer, framing, text.field)
     found = dict[str, Corpus]()
-    for collection in request.collections:
+    for collection in text.collections:
         whole, size = _read_whole(collection.sources, tokenizer, framing, text.field)
         with naming(collection.name):
             found[collection.text] = split_corpus(
                 tokenizer, whole, size, validation, collection.held_out, text.held_out
             )
-    return mix(request, found)
+    return mix(text, found)
 
 
-def mix(request: TextRequest, found: Mapping[str, Corpus]) -> Corpus:
-    """Put the texts of a request together.
+def mix(text: Sources, found: Mapping[str, Corpus]) -> Corpus:
+    """Put the collections of a text together.
 
     Args:
-        request: The request.
-        found: The text of each of its collections, divided, by the name under which it is stored.
+        text: The text.
+        found: Each of its collections, divided, by the name under which it is stored.
     """
-    corpora = [found[collection.text] for collection in request.collections]
-    if not request.weights:
+    corpora = [found[collection.text] for collection in text.collections]
+    if not text.weights:
         return corpora[0]
-    parts = corpora[:1] if request.validation else corpora
+    parts = corpora[:1] if text.validation else corpora
     return Corpus(
         corpora[0].tokenizer,
         Joined(tuple(corpus.train for corpus in corpora)),
@@ -250,19 +217,20 @@ def mix(request: TextRequest, found: Mapping[str, Corpus]) -> Corpus:
             TRAIN: _sum(corpus.sizes[TRAIN] for corpus in corpora),
             VALIDATION: _sum(corpus.sizes[VALIDATION] for corpus in parts),
         },
-        tuple(map(_source_of, request.collections, corpora)),
-        () if request.validation else tuple(map(_held_out_of, request.collections, corpora)),
+        tuple(map(_source_of, text.collections, corpora)),
+        () if text.validation else tuple(map(_held_out_of, text.collections, corpora)),
     )
 
 
 def _source_of(collection: StoredCollection, corpus: Corpus) -> Source:
     """A text that is still being written stands in its corpus as its source."""
     text = corpus.sources[0].text if corpus.sources else corpus.train
-    return Source(collection.name, collection.share, text)
+    return Source(collection.name, collection.weight, text)
 
 
 def _held_out_of(collection: StoredCollection, corpus: Corpus) -> HeldOut:
-    return HeldOut(collection.name, collection.share, corpus.validation, corpus.sizes[VALIDATION])
+    size = corpus.sizes[VALIDATION]
+    return HeldOut(collection.name, collection.weight, corpus.validation, size)
 
 
 def _sum(sizes: Iterable[TextSize]) -> TextSize:
@@ -345,10 +313,9 @@ def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
 
 
 def _sample(text: Text) -> Iterator[str]:
-    collections = text.request(2).collections
-    total = sum(collection.share for collection in collections)
-    for collection in collections:
-        yield from _beginning(collection.sources, text, SAMPLE * collection.share // total)
+    total = sum(collection.weight for collection in text.collections)
+    for collection in text.collections:
+        yield from _beginning(collection.sources, text, int(SAMPLE * collection.weight / total))
 
 
 def _beginning(sources: Sequence[str], text: Text, most: int) -> Iterator[str]:
@@ -385,7 +352,7 @@ def _read_whole(
     return gather(_take_parts(encode_documents(tokenizer, documents, framing), most), framing)
 
 
-def _take_parts(parts: Iterator[Part], most: int | None) -> Iterator[Part]:
+def _take_parts(parts: Iterator[EncodedPart], most: int | None) -> Iterator[EncodedPart]:
     """Parts until there are so many tokens."""
     size = 0
     for part in parts:

@@ -1,25 +1,28 @@
-"""Documents of any common format as tokens that know where documents end and which tokens are
-trained on."""
+"""Documents of any common format as batches of tokens that know where documents end and which
+tokens are trained on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
-from fastweights.runs.errors import DataError
 from fastweights.runs.ranges import SEQUENCE_LENGTH
 from fastweights.text import IGNORE_INDEX
-from fastweights.text.orders import Order, Span
-from fastweights.text.packing import framing_of_each
-from fastweights.text.request import TextRequest
+from fastweights.text.packing import Framing, framing_of_each
+from fastweights.text.request import Sources
 from fastweights.text.tokens import TokenText
 from fastweights.text.windows import Windows, batch_spans, sequential_spans
+
+DRAWN = 1 << 12
+"""Sequences of a mixture whose sources are drawn at once."""
 
 
 def count_learnt(labels: Tensor) -> int:
@@ -28,55 +31,33 @@ def count_learnt(labels: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Data:
-    """The text to train on, and how it is cut into sequences.
+class Data(Sources):
+    """The text of a conversion: its sources, and how it is cut into sequences.
 
     Attributes:
-        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
-        validation: Separate sources for validation; none means that a part of `sources` is held
-            out, as `text.holdout.hold_out` does.
         length: Tokens per sequence.
         responses: Whether stage two trains on responses only; of plain text all is trained on.
-        boundaries: Whether a token sees only its own document among those packed into its sequence.
-        held_out: Most tokens to validate on.
-        field: The column of the text in records; none means those that `read_documents` names.
-        weights: The share of training of each source, in any unit; none if they are one text.
-        stream: Tokens of the blocks in whose order a text is trained on while it is being
-            tokenized; None to tokenize all of it before.
-
-    Raises:
-        TrainingError: If there is no source, not one weight for each, or a number lies outside of
-            its range.
     """
 
-    sources: tuple[str, ...]
-    validation: tuple[str, ...] = ()
     length: int = 1024
     responses: bool = False
-    boundaries: bool = True
-    held_out: int = 1 << 16
-    field: str | None = None
-    weights: tuple[float, ...] = ()
-    stream: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.sources:
-            raise DataError("there is no text to train on; give at least one source")
-        SEQUENCE_LENGTH.require(length=self.length, held_out=self.held_out)
-        self.request()
+        SEQUENCE_LENGTH.require(length=self.length)
+        super().__post_init__()
+        self.require_blocks(self.length)
 
-    def request(self) -> TextRequest:
-        """Return what is to be read, each document between the tokens that begin and end it."""
-        return TextRequest(
-            self.sources,
-            self.validation,
-            self.field,
-            self.held_out,
-            self.length,
-            framing_of_each,
-            self.weights,
-            self.stream,
-        )
+    def framing(self, tokenizer: PreTrainedTokenizerFast) -> Framing:
+        """Return the tokens that begin and end each document."""
+        return framing_of_each(tokenizer)
+
+
+class Span(NamedTuple):
+    """A sequence: tokens `start` … `stop - 1` of a text."""
+
+    text: TokenText
+    start: int
+    stop: int
 
 
 class Batches(ABC):
@@ -99,14 +80,13 @@ class Batches(ABC):
         """Number of different tokens that are trained on; None as long as that is not known."""
 
     @abstractmethod
-    def spans(self, first: int, count: int) -> list[Span]:
-        """Return where sequences `first` … `first + count - 1` of the endless stream are, a
-        function of these numbers."""
+    def span(self, number: int) -> Span:
+        """Return where a sequence of the endless stream is, a function of its number."""
 
     def batch(self, first: int, count: int) -> dict[str, Tensor]:
         """Return sequences `first` … `first + count - 1` of the endless stream, a function of these
         numbers."""
-        return self._collate(self.spans(first, count))
+        return self._collate([self.span(number) for number in range(first, first + count)])
 
     def learnt(self, first: int, count: int) -> int:
         """Return how many tokens of these sequences are predicted from those before."""
@@ -152,13 +132,9 @@ class Stream(Batches):
     def windows(self) -> Windows:
         return Windows(self.text, self.length, self.seed)
 
-    def require_sequence(self) -> None:
-        """Raise DataError if the text is shorter than one sequence."""
-        _ = self.windows
-
-    def spans(self, first: int, count: int) -> list[Span]:
-        starts = self.windows.starts(first, count)
-        return [Span(self.text, start, start + self.length) for start in starts]
+    def span(self, number: int) -> Span:
+        [start] = self.windows.starts(number, 1)
+        return Span(self.text, start, start + self.length)
 
     def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
         """Yield all sequences once and in order, at most `count` at a time."""
@@ -167,27 +143,62 @@ class Stream(Batches):
 
 
 @dataclass(frozen=True, eq=False)
-class OrderedStream(Batches):
-    """An endless stream of batches whose sequences come in a given order.
+class Mixture(Batches):
+    """Sequences of several streams, of which one is drawn for each, as
+    `datasets.interleave_datasets` does with probabilities; every stream goes through its own
+    epochs.
 
     Attributes:
-        order: The order.
-        length: Tokens per sequence.
+        streams: The streams, of sequences of one length.
+        weights: The chances of each, in any unit.
+        seed: Seed of what is drawn.
         responses: Whether only responses have labels.
         boundaries: Whether a token sees only its own document.
     """
 
-    order: Order
-    length: int
+    streams: tuple[Batches, ...]
+    weights: tuple[float, ...]
+    seed: int
     responses: bool = False
     boundaries: bool = True
 
     @property
-    def tokens(self) -> int | None:
-        return self.order.tokens
+    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.streams[0].length
 
-    def spans(self, first: int, count: int) -> list[Span]:
-        return [self.order.span(number) for number in range(first, first + count)]
+    @property
+    def tokens(self) -> int | None:
+        counts = [stream.tokens for stream in self.streams]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def span(self, number: int) -> Span:
+        block, place = divmod(number, DRAWN)
+        drawn = self._draw(block)
+        source = int(drawn[place])
+        own = self._count_before(block)[source] + np.count_nonzero(drawn[:place] == source)
+        return self.streams[source].span(int(own))
+
+    def _count_before(self, block: int) -> np.ndarray:
+        """How many sequences of each stream stand before a block of those that are drawn at
+        once."""
+        while len(self._counts) <= block:
+            drawn = self._draw(len(self._counts) - 1)
+            count = np.bincount(drawn, minlength=len(self.streams))
+            self._counts.append(self._counts[-1] + count)
+        return self._counts[block]
+
+    @cached_property
+    def _counts(self) -> list[np.ndarray]:
+        return [np.zeros(len(self.streams), np.int64)]
+
+    @cached_property
+    def _draw(self) -> Callable[[int], np.ndarray]:
+        chances = np.array(self.weights) / sum(self.weights)
+        return lru_cache(2)(partial(_draw_block, self.seed, chances))
+
+
+def _draw_block(seed: int, chances: np.ndarray, block: int) -> np.ndarray:
+    return np.random.default_rng([seed, block]).choice(len(chances), DRAWN, p=chances)
 
 
 def _since(begins: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,14 +16,12 @@ from fastweights.runs.checkpoint import hash_file
 from fastweights.runs.errors import DataError, Stopped
 from fastweights.runs.files import atomic_folder, remove_folder
 from fastweights.runs.report import Reading, Reporter
-from fastweights.text.blocks import BETWEEN_LOOKS, Journal, is_writing
-from fastweights.text.corpus import Corpus, TextSize, mix, split_corpus
+from fastweights.text.blocks import BETWEEN_LOOKS, BlockedText, Journal, is_writing
+from fastweights.text.corpus import Corpus, Source, mix, split_corpus
 from fastweights.text.index import (
     INDEX,
     JOURNAL,
     TOKENIZER,
-    Index,
-    StoredPart,
     StoredTexts,
     add_end,
     add_shard,
@@ -34,21 +31,17 @@ from fastweights.text.index import (
     read_journal,
     write_index,
 )
-from fastweights.text.packing import Part, encode_documents
+from fastweights.text.packing import EncodedPart, encode_documents
 from fastweights.text.request import (
-    TRAIN,
     VALIDATION,
-    StoredCollection,
-    TextRequest,
+    Sources,
     describe,
+    naming,
     read_alike,
 )
 from fastweights.text.shards import ShardRecord, Shards, find_damage, write_shards
-from fastweights.text.shares import naming
 from fastweights.text.sources import read_documents, size_of
-from fastweights.text.streaming import open_stream
 from fastweights.text.tokenizers import token_type
-from fastweights.text.tokens import Ranges, Sequences, TokenText
 from fastweights.text.writer import Writer, WritingJob
 
 VISIBLE = 60.0
@@ -63,17 +56,20 @@ class TextFolder:
 
     Args:
         run: The run's folder, in which it is ``data``; neither need exist.
-        request: What is read.
+        sources: What is read.
+        length: Tokens per sequence.
         make_tokenizer: Makes the tokenizer, unless the folder has it.
     """
 
     def __init__(
         self,
         run: Path,
-        request: TextRequest,
+        sources: Sources,
+        length: int,
         make_tokenizer: Callable[[], PreTrainedTokenizerFast],
     ) -> None:
-        self.run, self.path, self.request = run, run / "data", request
+        sources.require_blocks(length)
+        self.run, self.path, self.sources, self.length = run, run / "data", sources, length
         self._make_tokenizer = make_tokenizer
 
     @cached_property
@@ -83,7 +79,7 @@ class TextFolder:
         Raises:
             DataError: If a source has no files.
         """
-        return self.request.texts(self.run)
+        return self.sources.texts(self.run)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -92,14 +88,11 @@ class TextFolder:
         Raises:
             DataError: If there is none yet and it cannot be made, or a source is missing.
         """
-        if self._is_of_earlier_version:
-            has_one = (self.path / "corpus.json").exists()
-            return _load_tokenizer(self.path) if has_one else self._make_tokenizer()
         texts = self._read_texts()
         if texts is None:
             _ = self.texts
             return self._make_tokenizer()
-        streams = self.request.stream is not None
+        streams = self.sources.stream is not None
         lasting = streams or texts.was_whole or self._is_unchanged(texts)
         if lasting and not find_damage(texts.tokenizer_files(self.path)):
             return _load_tokenizer(self.path / TOKENIZER)
@@ -123,21 +116,46 @@ class TextFolder:
                 was.
             Stopped: If reading was stopped.
         """
-        if self._is_of_earlier_version:
-            return _load_earlier(self.path, lambda: self.tokenizer)
         if not is_first:
             self._require_visible()
-        if self.request.stream is not None:
+        if self.sources.stream is not None:
             return self._stream(is_first, reporter, stop)
         if is_first:
             self._complete(reporter, stop)
         elif not (self.path / INDEX).exists():
             raise Stopped
-        return load_corpus(self.path, self.request)
+        texts = read_index(self.path)
+        if texts is None:
+            raise DataError(
+                f"{self.path / INDEX} is missing or damaged; run the command that made {self.run}"
+                " again"
+            )
+        return mix(self.sources, self._divide(texts))
 
-    @property
-    def _is_of_earlier_version(self) -> bool:
-        return any((self.path / name).exists() for name in ("corpus.json", "validation/tokens.npy"))
+    def _divide(self, texts: StoredTexts, journal: Journal | None = None) -> Mapping[str, Corpus]:
+        """Divide each text into what is trained on and what is validated on, by its name.
+
+        Args:
+            texts: What is written.
+            journal: Of texts that are still being written, of whose first blocks alone something
+                is held out.
+        """
+        tokenizer = _load_tokenizer(self.path / TOKENIZER)
+        apart = self._open_validation(texts)
+        found = dict[str, Corpus]()
+        for collection in self.sources.collections:
+            text = collection.text
+            whole = open_shards(self.path, texts, text, count=None if journal is None else 1)
+            with naming(collection.name):
+                corpus = split_corpus(
+                    tokenizer, whole, whole.bytes, apart, collection.held_out, self.length
+                )
+            blocks = () if journal is None else (BlockedText(text, journal, corpus.train),)
+            found[text] = replace(corpus, sources=tuple(Source("", 1, one) for one in blocks))
+        return found
+
+    def _open_validation(self, texts: StoredTexts) -> Shards | None:
+        return open_shards(self.path, texts, VALIDATION) if self.sources.validation else None
 
     def _require_visible(self) -> None:
         """Raise DataError if what the first process has written is not seen from here."""
@@ -159,15 +177,14 @@ class TextFolder:
                 undo.callback(writer.end)
             journal = Journal(self.path, reporter.note, writer)
             journal.wait_until(self._has_begun, f"the beginning of {self.path}", stop)
-            tokenizer = _load_tokenizer(self.path / TOKENIZER)
-            corpus = open_stream(journal, self.request, tokenizer)
+            corpus = mix(self.sources, self._divide(journal.texts, journal))
             undo.pop_all()
         return corpus
 
     def _has_begun(self, texts: StoredTexts) -> bool:
         """Whether the first block of each text is there, and all that is validated on."""
-        begun = all(texts.shards.get(name) for name in self.request.names)
-        return begun and (not self.request.validation or VALIDATION in texts.ended)
+        begun = all(texts.shards.get(name) for name in self.sources.names)
+        return begun and (not self.sources.validation or VALIDATION in texts.ended)
 
     def _start_writer(self, reporter: Reporter, stop: Callable[[], bool]) -> Writer | None:
         """Have what is not there written in the background, behind what a former process left."""
@@ -176,12 +193,12 @@ class TextFolder:
         begun = (None if texts is None else self._sound(texts, reporter)) or self._begin()
         if begun != texts:
             begin_journal(self.path, begun)
-        if set(begun.ended) == self.request.names:
+        if set(begun.ended) == self.sources.names:
             self._tell_of_changes(begun, reporter)
             return None
-        assert self.request.stream is not None
+        assert self.sources.stream is not None
         return Writer(
-            WritingJob(str(self.path), self.texts, self.request.field, self.request.stream)
+            WritingJob(str(self.path), self.texts, self.sources.field, self.sources.stream)
         )
 
     def _wait_for_former(self, stop: Callable[[], bool]) -> None:
@@ -202,7 +219,7 @@ class TextFolder:
         index, texts = read_index(self.path), self._read_texts()
         sound = None if texts is None else self._sound(texts, reporter)
         if index is not None and sound == texts:
-            self._tell_of_changes(index.texts, reporter)
+            self._tell_of_changes(index, reporter)
             return
         begun = sound or self._begin()
         begin_journal(self.path, begun)
@@ -213,25 +230,26 @@ class TextFolder:
                 f"{self.path} was damaged, and its text reads otherwise now; put the text back as"
                 f" it was, or remove {self.path} to go on with what it is now"
             )
-        self._finish(written, reporter)
+        self._tell_if_little(written, reporter)
+        write_index(self.path, replace(written, was_whole=False))
 
     def _read_texts(self) -> StoredTexts | None:
         """What is in the folder, by its index or else by its journal."""
         index = read_index(self.path)
-        found = read_journal(self.path) if index is None else index.texts
+        found = read_journal(self.path) if index is None else index
         if found is None and (self.path / INDEX).exists():
             raise DataError(
                 f"{self.path / INDEX} is damaged; remove {self.path}, and the next run reads the"
                 " text again"
             )
-        if found is not None and set(found.ended) == self.request.names:
+        if found is not None and set(found.ended) == self.sources.names:
             return replace(found, was_whole=True)
         return found
 
     def _sound(self, texts: StoredTexts, reporter: Reporter) -> StoredTexts | None:
         """What of these texts can stay; None to begin again."""
         damaged, unchanged = find_damage(texts.files(self.path)), self._is_unchanged(texts)
-        checked = self.request.stream is not None  # what is there, by the process that goes on
+        checked = self.sources.stream is not None  # what is there, by the process that goes on
         if not damaged and (unchanged or texts.was_whole or checked):
             return texts
         if not unchanged and texts.was_whole:
@@ -272,7 +290,7 @@ class TextFolder:
         self.path.mkdir(parents=True)
         return StoredTexts(
             dtype=np.dtype(token_type(self.tokenizer)).name,
-            framing=self.request.framing(self.tokenizer),
+            framing=self.sources.framing(self.tokenizer),
             sources=describe(self.texts),
             tokenizer=self._save_tokenizer(),
         )
@@ -309,42 +327,24 @@ class TextFolder:
         """The shards of a text behind those that are done."""
         (self.path / name).mkdir(exist_ok=True)
         documents = read_documents(
-            self.texts[name], self.tokenizer, self.request.field, watch.advance
+            self.texts[name], self.tokenizer, self.sources.field, watch.advance
         )
         skip = sum(shard.pieces for shard in done)
         parts = encode_documents(self.tokenizer, documents, texts.framing, skip)
         return write_shards(self.path / name, watch.follow(parts), np.dtype(texts.dtype), len(done))
 
-    def _finish(self, texts: StoredTexts, reporter: Reporter) -> None:
-        """Divide what is written, and say so in the index."""
-        names = self.request.names
-        apart = open_shards(self.path, texts, VALIDATION) if VALIDATION in names else None
-        parts = dict[str, StoredPart]()
-        for collection in self.request.collections:
-            whole = open_shards(self.path, texts, collection.text)
-            corpus = self._split(collection, whole, apart)
-            held, text = corpus.validation, collection.text if apart is None else VALIDATION
-            if collection.held not in parts:
-                _tell_if_little(held, whole if apart is None else apart, collection, reporter)
-            parts[collection.text] = _stored(collection.text, corpus.train, corpus.sizes[TRAIN])
-            parts[collection.held] = _stored(text, held, corpus.sizes[VALIDATION])
-        write_index(self.path, Index(replace(texts, was_whole=False), parts))
-
-    def _split(self, collection: StoredCollection, whole: Shards, apart: Shards | None) -> Corpus:
-        most, length = collection.held_out, self.request.length
-        with naming(collection.name):
-            return split_corpus(self.tokenizer, whole, whole.bytes, apart, most, length)
-
-
-def _tell_if_little(
-    held: TokenText, text: TokenText, collection: StoredCollection, reporter: Reporter
-) -> None:
-    """Say how much is held out where that is far less than the usual tenth."""
-    if len(held) < len(text) // 10 and len(held) <= collection.held_out:
-        of = f" of {collection.name}" if collection.held != VALIDATION else ""
-        reporter.note(
-            f"validation  {len(held):,} of {len(text):,} tokens{of} are held out to validate"
-        )
+    def _tell_if_little(self, texts: StoredTexts, reporter: Reporter) -> None:
+        """Say how much is held out where that is far less than the usual tenth."""
+        apart, found = self._open_validation(texts), self._divide(texts)
+        for collection in self.sources.collections[: None if apart is None else 1]:
+            corpus = found[collection.text]
+            held = len(corpus.validation)
+            whole = held + len(corpus.train) if apart is None else len(apart)
+            if held < whole // 10 and held <= collection.held_out:
+                of = f" of {collection.name}" if apart is None and collection.name else ""
+                reporter.note(
+                    f"validation  {held:,} of {whole:,} tokens{of} are held out to validate"
+                )
 
 
 class _Watch:
@@ -368,7 +368,7 @@ class _Watch:
         """Hear how many bytes of files have just been read."""
         self._read += count
 
-    def follow(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def follow(self, parts: Iterable[EncodedPart]) -> Iterator[EncodedPart]:
         """Yield parts, and tell of them now and then."""
         for part in parts:
             yield part
@@ -386,72 +386,6 @@ class _Watch:
             raise Stopped
 
 
-def load_corpus(folder: Path, request: TextRequest | None = None) -> Corpus:
-    """Open the text that a run has in `folder`, also of earlier versions; read by ranges.
-
-    Args:
-        folder: The folder.
-        request: What was read; None for one text that is no mixture.
-
-    Raises:
-        DataError: If it is damaged.
-    """
-    if (folder / "corpus.json").exists():
-        return _load_earlier(folder, lambda: _load_tokenizer(folder))
-    index = read_index(folder)
-    if index is None:
-        raise DataError(
-            f"{folder / INDEX} is missing or damaged; run the command that made {folder.parent}"
-            " again"
-        )
-    tokenizer = _load_tokenizer(folder / TOKENIZER)
-    if request is None:
-        return _open_parts(folder, index, TRAIN, VALIDATION, tokenizer)
-    found = {
-        collection.text: _open_parts(folder, index, collection.text, collection.held, tokenizer)
-        for collection in request.collections
-    }
-    return mix(request, found)
-
-
-def _open_parts(
-    folder: Path, index: Index, train: str, held: str, tokenizer: PreTrainedTokenizerFast
-) -> Corpus:
-    """The parts of these names as the text to train and to validate on."""
-    parts = {TRAIN: index.parts[train], VALIDATION: index.parts[held]}
-    texts = {
-        name: Ranges(
-            open_shards(folder, index.texts, part.text),
-            np.array(part.ranges, dtype=np.int64).reshape(-1, 2),
-            part.begins_are_targets,
-        )
-        for name, part in parts.items()
-    }
-    sizes = {name: TextSize(part.tokens, part.bytes) for name, part in parts.items()}
-    return Corpus(tokenizer, texts[TRAIN], texts[VALIDATION], sizes)
-
-
-def _load_earlier(folder: Path, tokenizer: Callable[[], PreTrainedTokenizerFast]) -> Corpus:
-    """What earlier versions stored: one document of a training, the documents of a
-    linearization."""
-    try:
-        if (folder / "corpus.json").exists():
-            train, validation = (
-                Sequences.plain(np.load(folder / f"{part}.npy", mmap_mode="r"))
-                for part in (TRAIN, VALIDATION)
-            )
-            content = json.loads((folder / "corpus.json").read_text())
-        else:
-            train, validation = (Sequences.load(folder / part) for part in (TRAIN, VALIDATION))
-            content = {}
-        sizes = {part: TextSize(**size) for part, size in content.items()}
-    except (OSError, ValueError, EOFError, TypeError) as error:
-        raise DataError(
-            f"{folder} is damaged ({error}); remove it, and the next run will make it again"
-        ) from error
-    return Corpus(tokenizer(), train, validation, sizes)
-
-
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         return AutoTokenizer.from_pretrained(folder)
@@ -460,9 +394,3 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise DataError(
             f"{folder} is damaged ({reason}); remove it, and the next run will make it again"
         ) from error
-
-
-def _stored(text: str, part: TokenText, size: TextSize) -> StoredPart:
-    assert isinstance(part, Ranges)
-    ranges = tuple((int(first), int(end)) for first, end in part.ranges)
-    return StoredPart(text, ranges, part.begins_are_targets, size.tokens, size.bytes)

@@ -19,7 +19,7 @@ from fastweights.runs.errors import CheckpointError, DataError
 from fastweights.runs.files import write_json
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows, write_rows
 from fastweights.text.packing import Framing
-from fastweights.text.request import Sources
+from fastweights.text.request import StoredSources
 from fastweights.text.shards import ShardRecord, Shards
 
 INDEX, JOURNAL, TOKENIZER = "index.json", "shards.jsonl", "tokenizer"
@@ -41,7 +41,7 @@ class StoredTexts:
 
     dtype: str
     framing: Framing
-    sources: Sources
+    sources: StoredSources
     tokenizer: Mapping[str, str]
     was_whole: bool = False
     shards: Mapping[str, tuple[ShardRecord, ...]] = field(default_factory=dict)
@@ -71,50 +71,21 @@ class StoredTexts:
         return replace(self, shards=shards, ended=ended)
 
 
-@dataclass(frozen=True)
-class StoredPart:
-    """What is trained or validated on: ranges of a text.
-
-    Attributes:
-        text: Name of the text.
-        ranges: The first token of each range, and the one behind its last.
-        begins_are_targets: Whether the first token of a document is predicted from the one before.
-        tokens: Tokens that are predicted.
-        bytes: UTF-8 bytes that they stand for.
-    """
-
-    text: str
-    ranges: tuple[tuple[int, int], ...]
-    begins_are_targets: bool
-    tokens: int
-    bytes: int
+def write_index(folder: Path, texts: StoredTexts) -> None:
+    """Write ``index.json``, once all is there."""
+    content = asdict(texts)
+    write_json(folder / INDEX, {"version": 2, "texts": content, "sha256": _digest(content)})
 
 
-@dataclass(frozen=True)
-class Index:
-    """All that a folder of text holds."""
-
-    texts: StoredTexts
-    parts: Mapping[str, StoredPart]
-
-
-def write_index(folder: Path, index: Index) -> None:
-    """Write ``index.json``."""
-    content = asdict(index)
-    write_json(folder / INDEX, {"version": 1, **content, "sha256": _digest(content)})
-
-
-def read_index(folder: Path) -> Index | None:
+def read_index(folder: Path) -> StoredTexts | None:
     """Read ``index.json``; None if it is missing or damaged."""
     try:
         content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        written = {name: content[name] for name in ("texts", "parts")}
-        if _digest(written) != content["sha256"]:
+        if _digest(content["texts"]) != content["sha256"]:
             return None
+        return _texts(content["texts"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    parts = {name: StoredPart(**part) for name, part in content["parts"].items()}
-    return Index(_texts(content["texts"]), parts)
 
 
 def begin_journal(folder: Path, texts: StoredTexts) -> None:

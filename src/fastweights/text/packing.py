@@ -66,7 +66,7 @@ class Run(NamedTuple):
     response: bool
 
 
-class Part(NamedTuple):
+class EncodedPart(NamedTuple):
     """Some tokens of a stream of documents, one piece of text and what frames it.
 
     Attributes:
@@ -114,7 +114,7 @@ def encode_documents(
     documents: Iterable[Document],
     framing: Framing,
     skip: int = 0,
-) -> Iterator[Part]:
+) -> Iterator[EncodedPart]:
     """Tokenize documents to the parts of one stream: one for each document that has prompts or that
     a chat template has written, for others one for each piece of text.
 
@@ -165,7 +165,7 @@ def _encode_whole(
 
 def _frame(
     unit: _Unit, tokens: np.ndarray, response: np.ndarray, framing: Framing, special: Set[int]
-) -> Part:
+) -> EncodedPart:
     """The tokens, and what stands around a document where one begins or ends."""
     between, before, after = framing.between, framing.before, framing.after
     between = between if unit.is_apart else ()
@@ -183,7 +183,7 @@ def _frame(
         begin = len(between) if unit.templated else max(0, len(between) - 1)
     if unit.is_last:
         runs.append(Run(np.array(after, tokens.dtype), unit.pieces[-1].response))
-    return Part(tuple(runs), begin, len(unit.text.encode()))
+    return EncodedPart(tuple(runs), begin, len(unit.text.encode()))
 
 
 def _length_at(tokens: np.ndarray, ids: Sequence[int], special: Set[int]) -> int:
@@ -198,7 +198,7 @@ def _runs(tokens: np.ndarray, response: np.ndarray) -> Iterator[Run]:
         yield Run(part, bool(learnt.all()))
 
 
-def gather(parts: Iterable[Part], framing: Framing) -> tuple[Sequences, int]:
+def gather(parts: Iterable[EncodedPart], framing: Framing) -> tuple[Sequences, int]:
     """Put the parts of a stream into arrays; returns them, and the text's UTF-8 bytes."""
     tokens, response, begins, size = list[np.ndarray](), list[np.ndarray](), list[int](), 0
     bytes_read = 0

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from fastweights.runs.errors import DataError
+from fastweights.runs.ranges import POSITIVE_NUMBER, SEQUENCE_LENGTH
 from fastweights.text.packing import Framing
-from fastweights.text.shares import Shares, name_sources
 from fastweights.text.sources import BUNDLED, is_data_set, paths
 
 TRAIN, VALIDATION = "train", "validation"
-"""Names of the texts that a run stores, and of its parts; those of a mixture are numbered."""
+"""Names of the texts that a run stores; those of a mixture are numbered."""
 FEWEST = 16
 """Sequences that a block has at least."""
 LARGEST = 1 << 31
 """Most tokens of a block."""
-Sources = tuple[Mapping[str, Any], ...]
+StoredSources = tuple[Mapping[str, Any], ...]
 """What texts are read from: path, bytes and time of modification of each file, or a name."""
+_PATTERN = "*?["
 
 
 @dataclass(frozen=True)
@@ -32,78 +35,85 @@ class StoredCollection:
     Attributes:
         name: What the source is called in metrics; empty if there is no other.
         sources: What is read.
-        share: Its share of training, in whole numbers beside those of the others.
+        weight: Its share of training, beside the weights of the others.
         text: Name of its text, which is stored in a folder of that name.
-        held: Name of the part that is validated on.
-        held_out: Most tokens of that part.
+        held_out: Most tokens to validate on.
     """
 
     name: str
     sources: tuple[str, ...]
-    share: int
+    weight: float
     text: str
-    held: str
     held_out: int
 
 
 @dataclass(frozen=True)
-class TextRequest:
-    """What a run reads, and how it stands on disk.
+class Sources(ABC):
+    """The sources of a text, and what of them is held out: of a training and of a conversion.
 
     Attributes:
-        sources: The sources of the text.
-        validation: Separate sources to validate on; none to hold out a part of `sources`.
-        field: The column of the text in records; None for those of every format.
+        sources: Files, folders or data sets, as `text.sources.read_documents` takes them.
+        validation: Separate sources for validation; none means that a part of `sources` is held
+            out, as `text.holdout.hold_out` does.
+        boundaries: Whether a token sees only its own document among those packed into its sequence.
+        field: The column of the text in records; none means those that `read_documents` names.
         held_out: Most tokens to validate on.
-        length: Tokens per sequence.
-        framing: What stands around the documents, by the tokenizer.
-        weights: The share of training of each of `sources`; none if they are one text.
-        stream: Tokens of a block, in whose order the text is trained on while it is being
+        weights: The share of training of each source, in any unit; none if they are one text.
+        stream: Tokens of the blocks in whose order a text is trained on while it is being
             tokenized; None to tokenize all of it before.
 
     Raises:
-        DataError: If there is not one weight for each source, or a block is too small or too large.
-        TrainingError: If a weight is not above 0 and finite.
+        DataError: If there is no source, or not one weight for each.
+        TrainingError: If a number lies outside of its range.
     """
 
     sources: tuple[str, ...]
-    validation: tuple[str, ...]
-    field: str | None
-    held_out: int
-    length: int
-    framing: Callable[[PreTrainedTokenizerFast], Framing]
+    validation: tuple[str, ...] = ()
+    _: KW_ONLY
+    boundaries: bool = True
+    field: str | None = None
+    held_out: int = 1 << 16
     weights: tuple[float, ...] = ()
     stream: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.sources:
+            raise DataError("there is no text to train on; give at least one source")
+        SEQUENCE_LENGTH.require(held_out=self.held_out)
         _ = self.collections
-        if self.stream is not None and not FEWEST * self.length <= self.stream <= LARGEST:
+
+    @abstractmethod
+    def framing(self, tokenizer: PreTrainedTokenizerFast) -> Framing:
+        """Return what stands around the documents."""
+
+    def require_blocks(self, length: int) -> None:
+        """Raise DataError if a block is too small for sequences of so many tokens, or too large."""
+        if self.stream is not None and not FEWEST * length <= self.stream <= LARGEST:
             raise DataError(
-                f"stream = {self.stream:,} tokens of a block; take {FEWEST * self.length:,}"
-                f" ({FEWEST} sequences of {self.length:,}) to {LARGEST:,}"
+                f"stream = {self.stream:,} tokens of a block; take {FEWEST * length:,}"
+                f" ({FEWEST} sequences of {length:,}) to {LARGEST:,}"
             )
 
     @cached_property
     def collections(self) -> tuple[StoredCollection, ...]:
         """The sources of the mixture, or all of them as one."""
         if not self.weights:
-            return (StoredCollection("", self.sources, 1, TRAIN, VALIDATION, self.held_out),)
+            return (StoredCollection("", self.sources, 1, TRAIN, self.held_out),)
         if len(self.weights) != len(self.sources):
             raise DataError(
                 f"{len(self.weights)} weights for {len(self.sources)} sources; give one for each (a"
                 " shell makes many sources of a pattern that is not quoted: write 'web/*.jsonl', or"
                 " name the folder)"
             )
-        return tuple(self._mix(Shares.of(self.weights)))
+        return tuple(self._mix())
 
-    def _mix(self, shares: Shares) -> Iterator[StoredCollection]:
-        names = name_sources(self.sources)
-        for number, (name, source) in enumerate(zip(names, self.sources, strict=True)):
-            text, count = f"{TRAIN}-{number}", shares.counts[number]
-            held, most = f"{VALIDATION}-{number}", self.held_out * count // shares.period
-            if self.validation:
-                held, most = VALIDATION, self.held_out
-            yield StoredCollection(name, (source,), count, text, held, max(2, most))
+    def _mix(self) -> Iterator[StoredCollection]:
+        POSITIVE_NUMBER.require(**{f"weights[{n}]": x for n, x in enumerate(self.weights)})
+        named = zip(name_sources(self.sources), self.sources, self.weights, strict=True)
+        for number, (name, source, weight) in enumerate(named):
+            most = int(self.held_out * weight / sum(self.weights))
+            most = self.held_out if self.validation else max(2, most)
+            yield StoredCollection(name, (source,), weight, f"{TRAIN}-{number}", most)
 
     @property
     def names(self) -> set[str]:
@@ -129,14 +139,42 @@ class TextRequest:
         }
 
 
-def describe(texts: Mapping[str, list[str]]) -> Sources:
+def name_sources(sources: Sequence[str]) -> tuple[str, ...]:
+    """Name each source of a mixture after its file or folder; names that come again are
+    numbered."""
+    names = list[str]()
+    for source in sources:
+        name = _name(source)
+        same = sum(other == name or other.rpartition("-")[0] == name for other in names)
+        names.append(f"{name}-{same + 1}" if same else name)
+    return tuple(names)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Put the name of a source before what is wrong with it; "" names nothing."""
+    try:
+        yield
+    except DataError as error:
+        if not name:
+            raise
+        raise DataError(f"{name}: {error}") from error
+
+
+def describe(texts: Mapping[str, list[str]]) -> StoredSources:
     """Describe every file of some texts as it is now."""
     return tuple(one for files in texts.values() for file in files for one in _describe(file))
 
 
-def read_alike(stored: Sources, now: Sources) -> bool:
+def read_alike(stored: StoredSources, now: StoredSources) -> bool:
     """Whether two descriptions are of the same files, wherever they lie."""
     return list(map(_without_folder, stored)) == list(map(_without_folder, now))
+
+
+def _name(source: str) -> str:
+    parts = PurePath(source.removeprefix("hub:")).parts
+    plain = [part for part in parts if not any(letter in part for letter in _PATTERN)]
+    return (plain[-1].split(".")[0] if plain else "") or "text"
 
 
 def _files_of(source: str, own: Path) -> list[str]:
@@ -146,7 +184,7 @@ def _files_of(source: str, own: Path) -> list[str]:
     return [str(path) for path in paths(source) if not path.resolve().is_relative_to(own)]
 
 
-def _describe(file: str) -> Sources:
+def _describe(file: str) -> StoredSources:
     if file in BUNDLED:
         return ({"source": file},)
     found = [Path(file)] if Path(file).is_file() else sorted(Path(file).glob("**/*.arrow"))

@@ -20,7 +20,7 @@ import numpy as np
 
 from fastweights.runs.checkpoint import hash_file
 from fastweights.runs.files import room_for, sync
-from fastweights.text.packing import Part
+from fastweights.text.packing import EncodedPart
 from fastweights.text.tokens import Stretch, WholeText
 
 SHARD = 1 << 25
@@ -54,7 +54,11 @@ class ShardRecord:
 
 
 def write_shards(
-    folder: Path, parts: Iterable[Part], dtype: np.dtype[Any], first: int = 0, size: int = SHARD
+    folder: Path,
+    parts: Iterable[EncodedPart],
+    dtype: np.dtype[Any],
+    first: int = 0,
+    size: int = SHARD,
 ) -> Iterator[ShardRecord]:
     """Write the parts of a stream to shards in `folder`; yields the record of each that is done.
 
@@ -99,7 +103,7 @@ class _ShardWriter:
         self._flush()
         self._file.close()
 
-    def add(self, part: Part) -> None:
+    def add(self, part: EncodedPart) -> None:
         if part.begin is not None:
             self._begins.append(self.tokens + part.begin)
         for run in part.runs:

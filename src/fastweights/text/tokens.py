@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,17 +102,6 @@ class Sequences(WholeText):
         """Return one document, all of which is to be learnt."""
         count = len(tokens)
         return cls(tokens, np.broadcast_to(np.True_, count), np.broadcast_to(np.int32(0), count))
-
-    @classmethod
-    def load(cls, folder: Path) -> Sequences:
-        """Map the arrays in `folder` into memory, as earlier versions stored a linearization's
-        text."""
-        return cls(
-            *(
-                np.load(folder / f"{name}.npy", mmap_mode="r")
-                for name in ("tokens", "response", "document")
-            )
-        )
 
     @property
     def dtype(self) -> np.dtype[Any]:

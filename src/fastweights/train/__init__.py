@@ -30,7 +30,7 @@ from fastweights.text.windows import Windows, sequential_windows
 from fastweights.train.adapters import LoRA
 from fastweights.train.architectures import Architecture, HuggingFace, PresetArchitecture
 from fastweights.train.existing import ExistingModel
-from fastweights.train.loop import TrainConfig, train
+from fastweights.train.language_model import TrainConfig, train
 
 __all__ = [
     "BPE",

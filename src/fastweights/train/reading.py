@@ -18,7 +18,7 @@ from fastweights.runs.processes import Processes
 from fastweights.text import IGNORE_INDEX
 
 
-class Reading:
+class BatchReading:
     """Every process reads sequences of its own.
 
     Attributes:
@@ -51,7 +51,7 @@ class Reading:
         return batch
 
 
-class SlicedReading(Reading):
+class SlicedReading(BatchReading):
     """Neighbouring processes read slices of the same sequences, and hand states on.
 
     Args:
@@ -93,9 +93,9 @@ class SlicedReading(Reading):
         return divide(_pad(batch, self.count), self.group)
 
 
-def read_by(processes: Processes) -> Reading:
+def read_by(processes: Processes) -> BatchReading:
     """Return how these processes read."""
-    return Reading() if processes.together == 1 else SlicedReading(processes)
+    return BatchReading() if processes.together == 1 else SlicedReading(processes)
 
 
 def _pad(batch: Mapping[str, Tensor], multiple: int) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def conversion(chosen: Namespace) -> Conversion:
         tuple(chosen.validation),
         chosen.length,
         chosen.responses,
-        not chosen.across,
+        boundaries=not chosen.across,
         held_out=chosen.validation_tokens,
         field=chosen.field,
         weights=tuple(chosen.data_weights),

@@ -36,8 +36,8 @@ from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenizat
 from fastweights.train.adapters import LoRA
 from fastweights.train.architectures import Architecture, PresetArchitecture
 from fastweights.train.existing import ExistingModel
-from fastweights.train.loop import Every, TrainConfig
-from fastweights.train.loop import train as run_training
+from fastweights.train.language_model import Every, TrainConfig
+from fastweights.train.language_model import train as run_training
 
 DECAYS = {"sqrt": SquareRootDecay(), "linear": LinearDecay(), "cosine": CosineDecay()}
 

@@ -21,7 +21,7 @@ from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text
 from fastweights.text.documents import Data
 from fastweights.train.architectures import HuggingFace
-from fastweights.train.loop import Every, TrainConfig, train
+from fastweights.train.language_model import Every, TrainConfig, train
 
 AFTER, BEFORE = "PPL@2", "PPL@0"
 APART, ERROR = "KL of weights", "error of outputs"

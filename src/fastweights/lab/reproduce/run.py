@@ -23,7 +23,7 @@ from fastweights.lab.reproduce.judge import Check, judge, verdict_of
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file, write_json
-from fastweights.runs.identity import differences, former_repr, key_of, to_record
+from fastweights.runs.identity import differences, key_of, to_record
 from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
 
 
@@ -32,15 +32,15 @@ class TrialRecord:
     """The record of a trial that was run.
 
     Attributes:
-        trial: The trial as a record (`runs.identity`), or as a repr if it was run in version 0.
+        trial: The trial as a record (`runs.identity`).
         name: Name of the trial.
         minutes: Minutes that it took.
         commit: The commit that ran it, if known.
         measures: Its numbers.
-        key: Its key, or its repr if it was run in version 0.
+        key: Its key.
     """
 
-    trial: str | Mapping[str, Any]
+    trial: Mapping[str, Any]
     name: str
     minutes: float
     commit: str | None
@@ -50,8 +50,7 @@ class TrialRecord:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """Read a record from a line of the ledger."""
-        key = row.get("key", row["trial"])
-        return cls(**{**row, "measures": tuple(Measure(**m) for m in row["measures"]), "key": key})
+        return cls(**{**row, "measures": tuple(Measure(**m) for m in row["measures"])})
 
 
 class Ledger:
@@ -65,9 +64,7 @@ class Ledger:
     def find(self, trial: Trial) -> TrialRecord | None:
         """Return the record of the trial; None if it was not run."""
         done = self.done.get(key_of(trial))
-        if done is None or any(differences(done.trial, trial)):
-            return self.done.get(former_repr(trial))
-        return done
+        return None if done is None or any(differences(done.trial, trial)) else done
 
     def make_folder(self) -> None:
         """Make the folder unless it is there."""

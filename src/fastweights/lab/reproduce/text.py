@@ -30,11 +30,11 @@ from fastweights.runs.folder import keyed_folder
 from fastweights.runs.optimizers import AdamW
 from fastweights.runs.schedules import Cosine
 from fastweights.text.corpus import Text, build_tokenizer
-from fastweights.text.folder import load_corpus
+from fastweights.text.folder import TextFolder
 from fastweights.text.tokenizers import BPE, ExistingTokenizer, vocabulary_size
 from fastweights.text.tokens import TokenText
 from fastweights.train.architectures import Architecture
-from fastweights.train.loop import Every, TrainConfig, train
+from fastweights.train.language_model import Every, TrainConfig, train
 from fastweights.train.perplexity import PositionLoss, nll_by_position
 
 Fields = Mapping[str, Any]
@@ -216,16 +216,13 @@ class Pretraining(LanguageTraining):
     def train_or_load(
         self, mixers: Sequence[Fields], seed: int, context: TrialContext
     ) -> tuple[FastWeightsForCausalLM, Language]:
-        folder = keyed_folder(
-            context.shared / "models", PretrainedModel(self, mixers, seed), (self, mixers, seed)
-        )
+        folder = keyed_folder(context.shared / "models", PretrainedModel(self, mixers, seed))
+        text = share_tokenizer(self._own(context), context)
         if not (folder / "model").exists():
-            train(
-                self.config(mixers, seed, share_tokenizer(self._own(context), context)),
-                folder,
-                cpu=context.device.type == "cpu",
-            )
-        corpus = load_corpus(folder / "data")
+            config = self.config(mixers, seed, text)
+            train(config, folder, cpu=context.device.type == "cpu")
+        stored = TextFolder(folder, text, self.length, lambda: build_tokenizer(text))
+        corpus = stored.open(is_first=False)
         language = Language(corpus.train, corpus.validation, vocabulary_size(corpus.tokenizer))
         return load_model(folder / "model", context), language
 

@@ -44,12 +44,11 @@ class SweepFolder:
     def row(self, run: SweepRun) -> Row | None:
         """Read the result of a run, with the names that this sweep gives to task and model; None if
         it has not ended."""
-        path = next((p for p in map(self._of, (run.key, run.former_key)) if p.exists()), None)
-        if path is None:
+        path = self._of(run.key)
+        if not path.exists():
             return None
         content = read_json(path)
-        record = content.pop("run", None)
-        if record and (changed := "; ".join(differences(record, run.decisive))):
+        if changed := "; ".join(differences(content.pop("run"), run.decisive)):
             raise ValueError(
                 f"{path} is of another run ({changed}); choose another folder, or remove the file"
             )

@@ -3,8 +3,6 @@ seeds."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +18,7 @@ from transformers import PretrainedConfig
 from fastweights.lab.tasks import TASKS, Protocol, Segment, TrainingSettings
 from fastweights.mixers import plugin
 from fastweights.runs.errors import reason_of
-from fastweights.runs.identity import first_json_value, first_parts, former_repr, key_of
+from fastweights.runs.identity import key_of
 from fastweights.runs.ranges import (
     NON_NEGATIVE_INTEGER,
     NON_NEGATIVE_NUMBER,
@@ -155,30 +153,6 @@ class SweepRun:
     def key(self) -> str:
         """The name of its result files: equal runs have equal keys, in any plan."""
         return key_of(self.decisive)
-
-    @cached_property
-    def former_key(self) -> str:
-        """The key that version 0 gave to this run."""
-        config = first_json_value(self.config().to_dict())
-        later = ("mlps", "normalized_residual", "norms_behind", "shared_blocks")
-        for name in ("transformers_version", "num_attention_heads", *later):
-            config.pop(name, None)
-        training = self.protocol.training
-        settings = {
-            name: value
-            for name, value in first_parts(training).items()
-            if name not in ("rates", "decays")
-        }
-        content = {
-            "train": former_repr(self.protocol.train),
-            "test": former_repr(self.protocol.test),
-            "model": [self.protocol.task.kind.__name__, config],
-            "training": settings,
-            "schedule": former_repr(training.schedule),
-            "run": [self.rate, self.decay, self.seed, self.every],
-        }
-        text = json.dumps(content, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,8 @@ class ConversionContext:
     @cached_property
     def _text(self) -> Corpus:
         """Read once, and kept in the run's folder: sources may change."""
-        folder = TextFolder(self.out, self.conversion.data.request(), lambda: self.tokenizer)
+        data = self.conversion.data
+        folder = TextFolder(self.out, data, data.length, lambda: self.tokenizer)
         return folder.open(self.processes.is_first, self.reporter, self.stop)
 
     def comparison_batches(self) -> list[dict[str, Tensor]]:

@@ -25,10 +25,9 @@ from fastweights.runs.folder import (
 )
 from fastweights.runs.layout import Layout
 from fastweights.runs.packages import require_package
-from fastweights.runs.processes import join_processes
+from fastweights.runs.processes import PATIENCE, join_processes
 from fastweights.runs.report import Reporter
 from fastweights.runs.results import remove_damaged, seal
-from fastweights.runs.watch import PATIENCE
 from fastweights.train.numerics import record_numerics
 
 
@@ -59,7 +58,7 @@ def run_conversion(
         reporter: Receives progress events.
         stop: Called between steps of training; once it returns True, a checkpoint is written and
             the run ends.
-        patience: Seconds that one of several processes waits for another one that is silent.
+        patience: Seconds that one of several processes waits for another one.
 
     Returns:
         Whether the end was reached; False if the run was stopped before.

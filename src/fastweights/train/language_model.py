@@ -23,7 +23,7 @@ from fastweights.runs.layout import Layout, is_part
 from fastweights.runs.length import change_end
 from fastweights.runs.loop import End, run_in_folder
 from fastweights.runs.metrics import Row
-from fastweights.runs.processes import Alone, Processes, join_processes
+from fastweights.runs.processes import PATIENCE, Alone, Processes, join_processes
 from fastweights.runs.ranges import NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, SEQUENCE_LENGTH
 from fastweights.runs.report import Counts, Reporter, Result
 from fastweights.runs.stage import (
@@ -33,7 +33,6 @@ from fastweights.runs.stage import (
     go_backward,
     trainable_parameters,
 )
-from fastweights.runs.watch import PATIENCE
 from fastweights.text.corpus import Text, build_tokenizer
 from fastweights.text.documents import Stream, count_learnt
 from fastweights.text.folder import TextFolder
@@ -77,7 +76,7 @@ class TrainConfig(Optimization):
         super().__post_init__()
         POSITIVE_INTEGER.require(length=self.length)
         NON_NEGATIVE_NUMBER.require(z_loss=self.z_loss)
-        self.text.request(self.length)
+        self.text.require_blocks(self.length)
 
 
 def train(
@@ -108,7 +107,7 @@ def train(
         reporter: Receives progress events.
         stop: Called between steps, and between batches of a validation; once it returns True, a
             checkpoint is written and training ends.
-        patience: Seconds that one of several processes waits for another one that is silent.
+        patience: Seconds that one of several processes waits for another one.
 
     Raises:
         DataError: If the text cannot be read or is too short.
@@ -168,7 +167,7 @@ class LanguageModelStage(StoredStage):
         # What is divided goes to an accelerator block by block.
         self._home = torch.device("cpu") if layout.shard else processes.device
         make_tokenizer = partial(build_tokenizer, config.text)
-        text = TextFolder(out, config.text.request(config.length), make_tokenizer)
+        text = TextFolder(out, config.text, config.length, make_tokenizer)
         self.tokenizer, self._open_text = (
             text.tokenizer,
             partial(text.open, processes.is_first, reporter, stop),
