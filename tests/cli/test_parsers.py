@@ -13,7 +13,7 @@ from fastweights.cli import build_parser, main
 from fastweights.cli.argument_types import Number
 from fastweights.cli.parser import Deferred
 from fastweights.cli.parsers import linearize, measuring, models, shared, training
-from fastweights.cli.settings import Setting
+from fastweights.cli.settings import LibraryField
 
 
 def parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
@@ -136,7 +136,7 @@ def test_settings_are_those_of_the_dataclasses() -> None:
         for kind in vars(module).values()
         if isinstance(kind, type)
         for setting in vars(kind).values()
-        if isinstance(setting, Setting)
+        if isinstance(setting, LibraryField)
     ]
     for setting in read:
         module, _, name = setting.place.partition(":")

@@ -15,37 +15,37 @@ from importlib.metadata import PackageNotFoundError, version
 from io import StringIO, TextIOWrapper
 
 from fastweights.cli.parser import Parser, Verb, add_verbs
-from fastweights.cli.parsers.linearize import Linearize
-from fastweights.cli.parsers.measuring import Bench, List, Reproduce, Table
+from fastweights.cli.parsers.linearize import LinearizeVerb
+from fastweights.cli.parsers.measuring import BenchVerb, ListVerb, ReproduceVerb, TableVerb
 from fastweights.cli.parsers.models import (
-    Analyze,
-    Check,
-    Eval,
-    Export,
-    Generate,
-    Import,
-    Patch,
-    Transformers,
+    AnalyzeVerb,
+    CheckVerb,
+    EvalVerb,
+    ExportVerb,
+    GenerateVerb,
+    ImportVerb,
+    PatchVerb,
+    TransformersVerb,
 )
-from fastweights.cli.parsers.training import Plan, Sweep, Train
+from fastweights.cli.parsers.training import PlanVerb, SweepVerb, TrainVerb
 
 VERBS: dict[str, type[Verb]] = {
-    "train": Train,
-    "plan": Plan,
-    "generate": Generate,
-    "import": Import,
-    "export": Export,
-    "patch": Patch,
-    "transformers": Transformers,
-    "list": List,
-    "table": Table,
-    "bench": Bench,
-    "analyze": Analyze,
-    "eval": Eval,
-    "check": Check,
-    "sweep": Sweep,
-    "reproduce": Reproduce,
-    "linearize": Linearize,
+    "train": TrainVerb,
+    "plan": PlanVerb,
+    "generate": GenerateVerb,
+    "import": ImportVerb,
+    "export": ExportVerb,
+    "patch": PatchVerb,
+    "transformers": TransformersVerb,
+    "list": ListVerb,
+    "table": TableVerb,
+    "bench": BenchVerb,
+    "analyze": AnalyzeVerb,
+    "eval": EvalVerb,
+    "check": CheckVerb,
+    "sweep": SweepVerb,
+    "reproduce": ReproduceVerb,
+    "linearize": LinearizeVerb,
 }
 
 

@@ -1,7 +1,7 @@
 """Options from classes: a class's fields are options, its docstring is their help.
 
 The type of a field says what its value is, as `argument_types` reads it; its default is the
-option's. One of the library's own settings (`Settings`) stands for its default and its range.
+option's. One of the library's own settings (`LibraryClass`) stands for its default and its range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from fastweights.cli.argument_types import Number
-from fastweights.cli.settings import Setting
+from fastweights.cli.settings import LibraryField
 
 PHRASES = {
     "MODEL_SOURCE": "a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub",
@@ -110,10 +110,10 @@ def options_of(kind: type[Options]) -> Iterator[Option]:
 
 
 def _option(name: str, hint: Any, default: Any, words: str) -> Option:
-    plain = default.default if isinstance(default, Setting) else default
+    plain = default.default if isinstance(default, LibraryField) else default
     flag = bool in (hint, getattr(hint, "__origin__", None))
     option = Option(name, plain, words, flag, (f"--{name.replace('_', '-')}",))
-    if isinstance(default, Setting) and default.range is not None:
+    if isinstance(default, LibraryField) and default.range is not None:
         option.keywords["type"] = Number(default.range)
     for part in _metadata(hint):
         match part:

@@ -18,7 +18,7 @@ LIBRARY = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Setting:
+class LibraryField:
     """A field of one of the library's dataclasses.
 
     Attributes:
@@ -57,7 +57,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Settings:
+class LibraryClass:
     """The fields of one of the library's dataclasses, by name.
 
     Attributes:
@@ -68,7 +68,7 @@ class Settings:
 
     def __getitem__(self, name: str) -> Any:
         """Return a field, as the default of an option that is the same."""
-        return Setting(self.place, name)
+        return LibraryField(self.place, name)
 
 
 def names_in(place: str) -> tuple[str, ...]:

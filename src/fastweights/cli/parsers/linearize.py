@@ -23,20 +23,20 @@ from fastweights.cli.argument_types import (
 )
 from fastweights.cli.options import PLACE, REPEATED, Options
 from fastweights.cli.parser import Deferred, Verb
-from fastweights.cli.parsers.models import Sampling
+from fastweights.cli.parsers.models import SamplingOptions
 from fastweights.cli.parsers.shared import (
-    Device,
-    Division,
-    Dtype,
-    Int8,
-    Progress,
-    Seed,
-    TrainingText,
+    DeviceOptions,
+    DivisionOptions,
+    DtypeOptions,
+    Int8Options,
+    ProgressOptions,
+    SeedOptions,
+    TrainingTextOptions,
 )
-from fastweights.cli.settings import Settings, names_in, value_of
+from fastweights.cli.settings import LibraryClass, names_in, value_of
 
-DATA = Settings("text.documents:Data")
-CONVERSION = Settings("linearize.distill.context:Conversion")
+DATA = LibraryClass("text.documents:Data")
+CONVERSION = LibraryClass("linearize.distill.context:Conversion")
 RECIPES = names_in("linearize.distill.recipes:RECIPES")
 PUBLISHED = ", ".join(RECIPES)
 FEATURES, RULES, GATES, POSITIONS = (
@@ -58,7 +58,7 @@ def recipe_name(text: str) -> str | Path:
     )
 
 
-class Pretrained(Options):
+class PretrainedOptions(Options):
     """The model to convert.
 
     Attributes:
@@ -68,7 +68,7 @@ class Pretrained(Options):
     model: Annotated[Given, PLACE]
 
 
-class Sequences(Options):
+class SequencesOptions(Options):
     """How long sequences are.
 
     Attributes:
@@ -78,7 +78,7 @@ class Sequences(Options):
     length: int = DATA["length"]
 
 
-class ConversionText(TrainingText, Sequences):
+class ConversionTextOptions(TrainingTextOptions, SequencesOptions):
     """The text of a conversion.
 
     Attributes:
@@ -91,7 +91,7 @@ class ConversionText(TrainingText, Sequences):
     responses: bool = False
 
 
-class Recipe(Options):
+class RecipeOptions(Options):
     """What replaces softmax attention, and how it is trained.
 
     Attributes:
@@ -168,7 +168,7 @@ class Recipe(Options):
     top_logits: Annotated[Count | None, "K"] = None
 
 
-class RankedRecipe(Recipe):
+class RankedRecipeOptions(RecipeOptions):
     """A recipe, and how layers are ranked.
 
     Attributes:
@@ -183,7 +183,7 @@ class RankedRecipe(Recipe):
     ranking: Annotated[Place | None, "FILE"] = None
 
 
-class Training(Progress, Seed):
+class TrainingOptions(ProgressOptions, SeedOptions):
     """How every stage is trained.
 
     Attributes:
@@ -198,14 +198,14 @@ class Training(Progress, Seed):
     bf16: bool = False
 
 
-class Plan(Verb, Pretrained, Sequences, Dtype):
+class LinearizePlanVerb(Verb, PretrainedOptions, SequencesOptions, DtypeOptions):
     """Tell what a conversion would do and what it would take, without reading the weights."""
 
     run = Deferred("linearize", "print_plan")
-    groups = (Recipe,)
+    groups = (RecipeOptions,)
 
 
-class Run(Verb, Pretrained, Dtype, Device):
+class LinearizeRunVerb(Verb, PretrainedOptions, DtypeOptions, DeviceOptions):
     """Convert a model, train it and write the result, or go as far as one stage; `fastweights
     linearize MODEL` without a verb means this. Run the same command again to resume.
 
@@ -221,13 +221,13 @@ class Run(Verb, Pretrained, Dtype, Device):
     """
 
     run = Deferred("linearize", "run")
-    groups = (ConversionText, RankedRecipe, Training, Division)
+    groups = (ConversionTextOptions, RankedRecipeOptions, TrainingOptions, DivisionOptions)
     out: Place
     until: Annotated[Given, "STAGE"] = "export"
     bits: Annotated[int | None, int, (4, 8)] = None
 
 
-class Linearized(Device):
+class LinearizedOptions(DeviceOptions):
     """A linearized model.
 
     Attributes:
@@ -237,7 +237,7 @@ class Linearized(Device):
     model: Annotated[Place, PLACE]
 
 
-class Generate(Verb, Linearized, Sampling, Seed, Int8):
+class LinearizeGenerateVerb(Verb, LinearizedOptions, SamplingOptions, SeedOptions, Int8Options):
     """Continue a text with a linearized model, in constant memory.
 
     Attributes:
@@ -254,7 +254,7 @@ class Generate(Verb, Linearized, Sampling, Seed, Int8):
     prompt_by: Annotated[str, ("linear", "softmax")] = "linear"
 
 
-class Bench(Verb, Linearized):
+class LinearizeBenchVerb(Verb, LinearizedOptions):
     """Measure the time and memory of generation beside the same model with softmax.
 
     Attributes:
@@ -273,7 +273,7 @@ class Bench(Verb, Linearized):
     out: Place | None = None
 
 
-class Recipes(Verb):
+class LinearizeRecipesVerb(Verb):
     """List the published recipes: what each does, its linear attention and its stages."""
 
     run = Deferred("linearize", "print_recipes")
@@ -282,16 +282,16 @@ class Recipes(Verb):
 STAGES = ("convert", "transfer", "rank-layers", "finetune", "eval", "report", "export")
 
 
-class Linearize(Verb):
+class LinearizeVerb(Verb):
     """Convert a pretrained softmax model to linear attention: attention transfer, LoRA, and
     generation in constant memory.
     """
 
     verbs: ClassVar = {
-        "plan": Plan,
-        "run": Run,
-        "recipes": Recipes,
-        "generate": Generate,
-        "bench": Bench,
+        "plan": LinearizePlanVerb,
+        "run": LinearizeRunVerb,
+        "recipes": LinearizeRecipesVerb,
+        "generate": LinearizeGenerateVerb,
+        "bench": LinearizeBenchVerb,
     }
     aliases: ClassVar = {"": ("run",), **{stage: ("run", "--until", stage) for stage in STAGES}}

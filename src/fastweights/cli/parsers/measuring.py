@@ -18,15 +18,15 @@ from fastweights.cli.argument_types import (
 )
 from fastweights.cli.options import PLACE, Options
 from fastweights.cli.parser import Deferred, Verb
-from fastweights.cli.parsers.shared import Device
-from fastweights.cli.settings import Settings, names_in
+from fastweights.cli.parsers.shared import DeviceOptions
+from fastweights.cli.settings import LibraryClass, names_in
 
 TABLES = ", ".join(names_in("analysis.tables:TABLES"))
-MESA = Settings("lab.bench.mesa:MesaPlan")
+MESA = LibraryClass("lab.bench.mesa:MesaPlan")
 MESA_PARTS = ("solvers", *names_in("lab.bench.mesa_speed:PARTS"))
 
 
-class List(Verb):
+class ListVerb(Verb):
     """List the mixers with their papers, what they compute and their arguments; or the named
     architectures, the tasks of the benchmarks or the papers' trainings.
 
@@ -46,7 +46,7 @@ class List(Verb):
     recipes: bool = False
 
 
-class Table(Verb):
+class TableVerb(Verb):
     """Print the papers' tables, computed from the code: parameter functions, groups, conditions,
     states and costs.
 
@@ -62,7 +62,7 @@ class Table(Verb):
     json: bool = False
 
 
-class Reproduce(Verb, Device):
+class ReproduceVerb(Verb, DeviceOptions):
     """Test a claim of the papers, or all, at a size that this machine can run; without a claim,
     list them.
 
@@ -90,7 +90,7 @@ class Reproduce(Verb, Device):
     steps: Count | None = None
 
 
-class Target(Options):
+class TargetOptions(Options):
     """A benchmark.
 
     Attributes:
@@ -102,7 +102,7 @@ class Target(Options):
     out: Place | None = None
 
 
-class Choice(Options):
+class ChoiceOptions(Options):
     """What is measured.
 
     Attributes:
@@ -112,7 +112,7 @@ class Choice(Options):
     only: Annotated[Given, "PATTERN"] = "*"
 
 
-class OwnMixer(Options):
+class OwnMixerOptions(Options):
     """A mixer to measure.
 
     Attributes:
@@ -122,17 +122,17 @@ class OwnMixer(Options):
     mixer: Annotated[str, own_mixer, "PACKAGE.MODULE:CLASS", {"dest": "only"}] = SUPPRESS
 
 
-class Contenders(Options):
+class ContendersOptions(Options):
     """How long is measured.
 
     Attributes:
         seconds: Seconds for each contender after its warm-up.
     """
 
-    seconds: Positive = Settings("lab.bench.timing:Budget")["seconds"]
+    seconds: Positive = LibraryClass("lab.bench.timing:Budget")["seconds"]
 
 
-class Ops(Verb, Choice, Contenders, Target):
+class BenchOpsVerb(Verb, ChoiceOptions, ContendersOptions, TargetOptions):
     """Measure every recurrence, forward and with backward, beside other libraries.
 
     Attributes:
@@ -147,7 +147,7 @@ class Ops(Verb, Choice, Contenders, Target):
     no_memory: bool = False
 
 
-class Decode(Verb, Choice, OwnMixer, Target):
+class BenchDecodeVerb(Verb, ChoiceOptions, OwnMixerOptions, TargetOptions):
     """Measure one token of a rule, of a mixer and of a model, and how constant its time stays.
 
     Attributes:
@@ -156,11 +156,11 @@ class Decode(Verb, Choice, OwnMixer, Target):
     """
 
     run = Deferred("bench", "bench_decoding")
-    tokens: Annotated[CountOrZero, "N"] = Settings("lab.bench.decode:DecodePlan")["tokens"]
+    tokens: Annotated[CountOrZero, "N"] = LibraryClass("lab.bench.decode:DecodePlan")["tokens"]
     compile: bool = False
 
 
-class Train(Verb, Choice, OwnMixer, Target):
+class BenchTrainVerb(Verb, ChoiceOptions, OwnMixerOptions, TargetOptions):
     """Measure training steps of small models of equal size, eager and compiled.
 
     Attributes:
@@ -171,7 +171,7 @@ class Train(Verb, Choice, OwnMixer, Target):
     eager: bool = False
 
 
-class Mesa(Verb, Contenders, Target):
+class BenchMesaVerb(Verb, ContendersOptions, TargetOptions):
     """Measure Mesa at fixed numbers of steps and at tolerances: time, steps and error; with a
     checkpoint, its loss by position.
 
@@ -192,8 +192,13 @@ class Mesa(Verb, Contenders, Target):
     length: Length = MESA["length"]
 
 
-class Bench(Verb):
+class BenchVerb(Verb):
     """Measure time, error and memory beside other libraries and beside this machine's limits."""
 
     metavar = "TARGET"
-    verbs: ClassVar = {"ops": Ops, "decode": Decode, "train": Train, "mesa": Mesa}
+    verbs: ClassVar = {
+        "ops": BenchOpsVerb,
+        "decode": BenchDecodeVerb,
+        "train": BenchTrainVerb,
+        "mesa": BenchMesaVerb,
+    }

@@ -18,22 +18,22 @@ from fastweights.cli.argument_types import (
 from fastweights.cli.options import PLACE, REST, Named, Options
 from fastweights.cli.parser import Deferred, Verb
 from fastweights.cli.parsers.shared import (
-    Device,
-    Dtype,
-    Int8,
-    Plugins,
-    Records,
-    Seed,
+    DeviceOptions,
+    DtypeOptions,
+    Int8Options,
+    PluginsOptions,
+    RecordsOptions,
+    SeedOptions,
 )
-from fastweights.cli.settings import Settings, names_in
+from fastweights.cli.settings import LibraryClass, names_in
 
 READ = ", ".join(sorted(names_in("importers:FAMILIES")))
 WRITTEN = tuple(sorted(names_in("importers.settings:SETTINGS")))
 FAMILIES = ", ".join(WRITTEN)
-LIMITS = Settings("analysis.profile:ProfileLimits")
+LIMITS = LibraryClass("analysis.profile:ProfileLimits")
 
 
-class Sampling(Options):
+class SamplingOptions(Options):
     """How tokens are drawn.
 
     Attributes:
@@ -43,7 +43,7 @@ class Sampling(Options):
     temperature: NonNegative = 0.8
 
 
-class Generate(Verb, Sampling, Seed, Int8, Plugins, Device):
+class GenerateVerb(Verb, SamplingOptions, SeedOptions, Int8Options, PluginsOptions, DeviceOptions):
     """Continue a text with a model, token by token, in constant memory.
 
     Attributes:
@@ -63,7 +63,7 @@ class Generate(Verb, Sampling, Seed, Int8, Plugins, Device):
     tol: Positive | None = None
 
 
-class Import(Verb, Dtype):
+class ImportVerb(Verb, DtypeOptions):
     """Turn a model that another library has trained into one of this library, with its
     tokenizer.
 
@@ -78,7 +78,7 @@ class Import(Verb, Dtype):
     out: Place
 
 
-class Export(Verb):
+class ExportVerb(Verb):
     """Turn a model of this library into one of transformers that computes the same, with its
     tokenizer; into an ONNX graph (needs the extra onnx); or into programs that torch has compiled
     ahead of time (needs a C++ compiler).
@@ -99,7 +99,7 @@ class Export(Verb):
     domain: Annotated[str | None, names_in("engines.onnx.domains:DOMAINS")] = None
 
 
-class Patch(Verb):
+class PatchVerb(Verb):
     """Run a Python script as it is, with transformers' own linear models computed by fastweights'
     kernels.
 
@@ -118,7 +118,7 @@ class Patch(Verb):
     arguments: Annotated[str, PLACE, REST]
 
 
-class Transformers(Verb):
+class TransformersVerb(Verb):
     """Run transformers' own server, or its chat, with our models and linearized ones among those
     that it knows.
 
@@ -133,7 +133,7 @@ class Transformers(Verb):
     arguments: Annotated[str, PLACE, REST]
 
 
-class Check(Verb, Dtype, Plugins, Device):
+class CheckVerb(Verb, DtypeOptions, PluginsOptions, DeviceOptions):
     """Try on any causal language model what holds whatever its weights are: that padding, packing,
     caches, batches and saving change nothing; ends with status 1 if something does.
 
@@ -154,7 +154,7 @@ class Check(Verb, Dtype, Plugins, Device):
     json: Annotated[Place | None, "FILE"] = None
 
 
-class Analyze(Verb, Records, Plugins):
+class AnalyzeVerb(Verb, RecordsOptions, PluginsOptions):
     """Draw models as dynamical systems and as attention maps, side by side; without a model, check
     the theorems of the papers.
 
@@ -176,7 +176,7 @@ class Analyze(Verb, Records, Plugins):
     heads: Count = LIMITS["heads"]
 
 
-class Models(Plugins, Int8, Device):
+class ModelsOptions(PluginsOptions, Int8Options, DeviceOptions):
     """Models that are measured.
 
     Attributes:
@@ -188,7 +188,7 @@ class Models(Plugins, Int8, Device):
     batch: Count = 8
 
 
-class Perplexity(Verb, Models, Records):
+class EvalPerplexityVerb(Verb, ModelsOptions, RecordsOptions):
     """Measure the loss by token position on text, with the state carried past the length of
     training.
 
@@ -215,7 +215,7 @@ class Perplexity(Verb, Models, Records):
 TASKS = ", ".join(names_in("lab.evals.items:SOURCES"))
 
 
-class Tasks(Verb, Models):
+class EvalTasksVerb(Verb, ModelsOptions):
     """Score multiple choice, last words, word scrambling and recall, on published files.
 
     Attributes:
@@ -235,15 +235,19 @@ class Tasks(Verb, Models):
     shots: Annotated[CountOrZero, "N"] = 0
 
 
-class Harness(Tasks):
+class EvalHarnessVerb(EvalTasksVerb):
     """Score the same tasks by lm-evaluation-harness, without a network."""
 
     run = Deferred("eval", "measure_harness")
     out: Place = Path("runs/eval/harness")
 
 
-class Eval(Verb):
+class EvalVerb(Verb):
     """Measure language models: loss by position, multiple choice, last words, in-context recall."""
 
     metavar = "KIND"
-    verbs: ClassVar = {"perplexity": Perplexity, "tasks": Tasks, "harness": Harness}
+    verbs: ClassVar = {
+        "perplexity": EvalPerplexityVerb,
+        "tasks": EvalTasksVerb,
+        "harness": EvalHarnessVerb,
+    }

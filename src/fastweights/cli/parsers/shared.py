@@ -16,17 +16,17 @@ from fastweights.cli.argument_types import (
     own_mixer,
 )
 from fastweights.cli.options import REPEATED, Named, Options
-from fastweights.cli.settings import Settings, names_in, value_of
+from fastweights.cli.settings import LibraryClass, names_in, value_of
 
-EVERY = Settings("runs.stage:Every")
-LAYOUT = Settings("runs.layout:Layout")
-TEXT = Settings("text.corpus:Text")
+EVERY = LibraryClass("runs.stage:Every")
+LAYOUT = LibraryClass("runs.layout:Layout")
+TEXT = LibraryClass("text.corpus:Text")
 TRACKERS = names_in("runs.tracking:TRACKERS")
 BLOCK = 1 << 27
 """Tokens of a block of streamed text unless told otherwise."""
 
 
-class Device(Options):
+class DeviceOptions(Options):
     """Where to compute.
 
     Attributes:
@@ -38,7 +38,7 @@ class Device(Options):
     )
 
 
-class Dtype(Options):
+class DtypeOptions(Options):
     """The type of a model's numbers.
 
     Attributes:
@@ -48,7 +48,7 @@ class Dtype(Options):
     dtype: Annotated[str | None, dtype_name, "|".join(DTYPES)] = None
 
 
-class Int8(Options):
+class Int8Options(Options):
     """Whether a model decodes with weights of bytes.
 
     Attributes:
@@ -58,7 +58,7 @@ class Int8(Options):
     int8: bool = False
 
 
-class Plugins(Options):
+class PluginsOptions(Options):
     """Mixers that a checkpoint needs and the library lacks.
 
     Attributes:
@@ -68,7 +68,7 @@ class Plugins(Options):
     mixer: Annotated[tuple[str, ...], own_mixer, "PACKAGE.MODULE:CLASS", REPEATED] = ()
 
 
-class Seed(Options):
+class SeedOptions(Options):
     """The seed of what is random.
 
     Attributes:
@@ -78,7 +78,7 @@ class Seed(Options):
     seed: CountOrZero = 0
 
 
-class Records(Options):
+class RecordsOptions(Options):
     """Which column of records holds the text.
 
     Attributes:
@@ -89,7 +89,7 @@ class Records(Options):
     field: Annotated[Given | None, "NAME"] = None
 
 
-class TrainingText(Records):
+class TrainingTextOptions(RecordsOptions):
     """What is trained and validated on.
 
     Attributes:
@@ -112,7 +112,7 @@ class TrainingText(Records):
     across: bool = False
 
 
-class Division(Options):
+class DivisionOptions(Options):
     """How several processes divide a model.
 
     Attributes:
@@ -131,7 +131,7 @@ class Division(Options):
     recompute: bool = False
 
 
-class Progress(Options):
+class ProgressOptions(Options):
     """How often a training logs, validates and saves, and where its metrics go.
 
     Attributes:
@@ -151,7 +151,7 @@ class Progress(Options):
     patience: Annotated[Positive, "SECONDS"] = value_of("runs.watch:PATIENCE")
 
 
-class Architecture(Options):
+class ArchitectureOptions(Options):
     """The architecture of a new model.
 
     Attributes:
@@ -174,4 +174,6 @@ class Architecture(Options):
     preset: Annotated[Given | None, "NAME"] = None
 
 
-LAYERS, WIDTH = (Settings("train.architectures:Architecture")[name] for name in ("layers", "width"))
+LAYERS, WIDTH = (
+    LibraryClass("train.architectures:Architecture")[name] for name in ("layers", "width")
+)

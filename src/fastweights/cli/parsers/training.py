@@ -19,22 +19,22 @@ from fastweights.cli.options import PLACE, REPEATED, Named, Options
 from fastweights.cli.parser import Deferred, Verb
 from fastweights.cli.parsers.shared import (
     LAYOUT,
-    Architecture,
-    Device,
-    Division,
-    Progress,
-    Seed,
-    TrainingText,
+    ArchitectureOptions,
+    DeviceOptions,
+    DivisionOptions,
+    ProgressOptions,
+    SeedOptions,
+    TrainingTextOptions,
 )
-from fastweights.cli.settings import Settings, names_in
+from fastweights.cli.settings import LibraryClass, names_in
 
-ADAMW = Settings("runs.optimizers:AdamW")
-OPTIMIZATION = Settings("runs.stage:Optimization")
-TRAINING = Settings("train.loop:TrainConfig")
-WORKLOAD = Settings("budget.training:Workload")
+ADAMW = LibraryClass("runs.optimizers:AdamW")
+OPTIMIZATION = LibraryClass("runs.stage:Optimization")
+TRAINING = LibraryClass("train.loop:TrainConfig")
+WORKLOAD = LibraryClass("budget.training:Workload")
 LR, FULL_LR, LORA_LR = ADAMW["lr"], 1e-4, 2e-4
 """Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""
-RANK = Settings("train.adapters:LoRA")["rank"]
+RANK = LibraryClass("train.adapters:LoRA")["rank"]
 SCHEDULES = names_in("runs.schedules:SCHEDULES")
 SHAPES = ("sqrt", "linear", "cosine")
 """Of the decay of `wsd`."""
@@ -46,7 +46,7 @@ VOCABULARY = 32_000
 PLANNED_LENGTH, PLANNED_BATCH = 2048, 256
 
 
-class NewText(TrainingText):
+class NewTextOptions(TrainingTextOptions):
     """The text of a training, and its tokenizer.
 
     Attributes:
@@ -60,7 +60,7 @@ class NewText(TrainingText):
     tokenizer: Annotated[str | None, tokenizer_name, "byte|bpe:N|PATH"] = None
 
 
-class ExistingModel(Options):
+class ExistingModelOptions(Options):
     """The model to go on from.
 
     Attributes:
@@ -76,7 +76,7 @@ class ExistingModel(Options):
     lora: Annotated[Count | None, "RANK", {"nargs": "?", "const": RANK.default}] = None
 
 
-class Updates(Seed):
+class UpdatesOptions(SeedOptions):
     """The updates of the weights.
 
     Attributes:
@@ -113,13 +113,13 @@ class Updates(Seed):
     decay: Annotated[Fraction | None, "FRACTION"] = None
     decay_shape: Annotated[str | None, SHAPES] = None
     weight_decay: float = ADAMW["weight_decay"]
-    warmup: Annotated[int, "STEPS"] = Settings("runs.schedules:Cosine")["warmup"]
+    warmup: Annotated[int, "STEPS"] = LibraryClass("runs.schedules:Cosine")["warmup"]
     clip: float = OPTIMIZATION["clip"]
     z_loss: Annotated[float, "WEIGHT"] = TRAINING["z_loss"]
     bf16: bool = False
 
 
-class Memory(Division):
+class MemoryOptions(DivisionOptions):
     """How a model lies in memory, and what is compiled.
 
     Attributes:
@@ -133,7 +133,7 @@ class Memory(Division):
     compile: bool = False
 
 
-class Output(Progress):
+class OutputOptions(ProgressOptions):
     """What a training writes.
 
     Attributes:
@@ -146,16 +146,23 @@ class Output(Progress):
     sample: Annotated[CountOrZero, "TOKENS"] = 300
 
 
-class Train(Verb, Device):
+class TrainVerb(Verb, DeviceOptions):
     """Train a language model on text, a new one or an existing one; run the same command again to
     resume.
     """
 
     run = Deferred("train", "train")
-    groups = (NewText, ExistingModel, Architecture, Updates, Memory, Output)
+    groups = (
+        NewTextOptions,
+        ExistingModelOptions,
+        ArchitectureOptions,
+        UpdatesOptions,
+        MemoryOptions,
+        OutputOptions,
+    )
 
 
-class PlannedModel(Architecture):
+class PlannedModelOptions(ArchitectureOptions):
     """The model of a planned training.
 
     Attributes:
@@ -169,7 +176,7 @@ class PlannedModel(Architecture):
     vocabulary: Annotated[Count | None, "N"] = None
 
 
-class PlannedWork(Options):
+class PlannedWorkOptions(Options):
     """What is trained on.
 
     Attributes:
@@ -189,7 +196,7 @@ class PlannedWork(Options):
     bf16: bool = False
 
 
-class PlannedDevices(Options):
+class PlannedDevicesOptions(Options):
     """What it is trained by.
 
     Attributes:
@@ -211,7 +218,7 @@ class PlannedDevices(Options):
     price: Annotated[Positive | None, "PRICE"] = None
 
 
-class Plan(Verb):
+class PlanVerb(Verb):
     """Tell what a training takes before it begins, a published one or one of your own: operations,
     memory per device, hours and cost; and the command that starts it.
 
@@ -222,12 +229,12 @@ class Plan(Verb):
     """
 
     run = Deferred("plan", "plan")
-    groups = (PlannedModel, PlannedWork, PlannedDevices)
+    groups = (PlannedModelOptions, PlannedWorkOptions, PlannedDevicesOptions)
     recipe: Annotated[Given | None, PLACE, "RECIPE", {"nargs": "?"}] = None
     json: Annotated[Place | None, "FILE"] = None
 
 
-class Sweep(Verb, Device):
+class SweepVerb(Verb, DeviceOptions):
     """Train small models over tasks × mixers × learning rates × seeds; run the same command again
     to resume.
 
