@@ -74,7 +74,7 @@ Fraction = Annotated[float, Number(ranges.FRACTION)]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberList:
     """A type of arguments: numbers of a range with commas between them."""
 
     each: ranges.Range
@@ -88,9 +88,9 @@ class Numbers:
             ) from None
 
 
-Counts = Annotated[tuple[int, ...], Numbers(ranges.POSITIVE_INTEGER)]
-CountsOrZero = Annotated[tuple[int, ...], Numbers(ranges.NON_NEGATIVE_INTEGER)]
-Positives = Annotated[tuple[float, ...], Numbers(ranges.POSITIVE_NUMBER)]
+Counts = Annotated[tuple[int, ...], NumberList(ranges.POSITIVE_INTEGER)]
+CountsOrZero = Annotated[tuple[int, ...], NumberList(ranges.NON_NEGATIVE_INTEGER)]
+Positives = Annotated[tuple[float, ...], NumberList(ranges.POSITIVE_NUMBER)]
 
 
 def given(text: str) -> str:

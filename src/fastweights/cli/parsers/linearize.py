@@ -36,15 +36,15 @@ from fastweights.cli.parsers.shared import (
 from fastweights.cli.settings import LibraryClass, names_in, value_of
 
 DATA = LibraryClass("text.documents:Data")
-CONVERSION = LibraryClass("linearize.distill.context:Conversion")
+CONVERSION = LibraryClass("linearize.distill.conversion:Conversion")
 RECIPES = names_in("linearize.distill.recipes:RECIPES")
 PUBLISHED = ", ".join(RECIPES)
 FEATURES, RULES, GATES, POSITIONS = (
     names_in(f"linearize.convert.config:{table}")
     for table in ("FEATURE_MAPS", "RULE_PAPERS", "GATES", "POSITIONS")
 )
-CRITERIA = names_in("linearize.distill.criteria:CRITERIA")
-TOKENS = value_of("linearize.distill.generation:TOKENS")
+CRITERIA = names_in("linearize.evaluate.criteria:CRITERIA")
+TOKENS = value_of("linearize.evaluate.generation:TOKENS")
 
 
 def recipe_name(text: str) -> str | Path:

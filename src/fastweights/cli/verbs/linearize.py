@@ -26,12 +26,12 @@ from fastweights.lab.bench.targets import open_report
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
-from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
-from fastweights.linearize.distill.criteria import CRITERIA
+from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
-from fastweights.linearize.distill.ranking import read_ranking
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
+from fastweights.linearize.evaluate.criteria import CRITERIA
+from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.layout import Layout
@@ -242,7 +242,7 @@ def _describe_stage(stage: StagePlan) -> str:
     )
 
 
-def describe_budget(budget: Budget, plan: ConversionPlan) -> list[str]:
+def describe_budget(budget: SoftmaxBudget, plan: ConversionPlan) -> list[str]:
     """What a budget means, in words; of layers that are all alike where they are not ranked yet."""
     kept = budget.choose([attention.layer for attention in plan.converted], plan.caches)
     if not isinstance(budget, CacheBudget):

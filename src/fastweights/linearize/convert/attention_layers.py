@@ -24,6 +24,23 @@ REPLACEABLE = (DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__)
 """Layers of a cache that hold keys and values alone."""
 
 
+class CannotLinearize(ValueError):  # noqa: N818
+    """A model, a layer or a call cannot be linearized; the message says why, and what to do.
+
+    Attributes:
+        what: What was asked for.
+        why: Why it is not possible.
+        fix: What to do instead.
+    """
+
+    def __init__(self, what: str, why: str, fix: str) -> None:
+        super().__init__(f"{what}: {why}; {fix}")
+        self.what, self.why, self.fix = what, why, fix
+
+    def __reduce__(self) -> tuple[type[CannotLinearize], tuple[str, str, str]]:
+        return type(self), (self.what, self.why, self.fix)
+
+
 @dataclass(frozen=True)
 class AttentionLayer:
     """A description of one attention of a model, as its attention function sees it.
@@ -110,7 +127,7 @@ def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
         One record for each attention that uses transformers' attention interface; [] if none does.
         `AttentionLayer.skip_reason` says why one is not converted by default.
     """
-    probe, training = _Probe(model), model.training
+    probe, training = _AttentionProbe(model), model.training
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with temporary_attention(PROBE, probe.attend, probe.make_mask):
         try:
@@ -123,7 +140,7 @@ def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     return sorted(by_path.values(), key=lambda attention: attention.layer)
 
 
-class _Probe:
+class _AttentionProbe:
     """What a forward pass with the probe finds: the attentions, and the masks that transformers
     made for them.
     """

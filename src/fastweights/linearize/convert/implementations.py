@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import configurations, set_implementation
 
 PREFIX = "linearized_"
