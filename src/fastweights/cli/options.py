@@ -142,11 +142,12 @@ def _metadata(hint: Any) -> tuple[Any, ...]:
 
 
 def _help_in(kind: type) -> dict[str, str]:
-    """The help of each field in a class's docstring, where ``$NAME`` is one of `PHRASES`, or of the
-    constants of its module.
+    """The help of each field in a class's docstring, which is that of the field where it has one
+    alone; ``$NAME`` is one of `PHRASES`, or of the constants of its module.
     """
-    section = cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
+    first, _, section = cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    entries = entries or [(name, first) for name in vars(kind).get("__annotations__", {})]
     constants = PHRASES | vars(sys.modules[kind.__module__])
     return {
         name: Template(" ".join(words.split()).removesuffix(".")).safe_substitute(constants)

@@ -59,21 +59,13 @@ def recipe_name(text: str) -> str | Path:
 
 
 class PretrainedOptions(Options):
-    """The model to convert.
-
-    Attributes:
-        model: The softmax model to convert: a folder, or a name on the Hugging Face hub.
-    """
+    """The softmax model to convert: a folder, or a name on the Hugging Face hub."""
 
     model: Annotated[Given, PLACE]
 
 
 class SequencesOptions(Options):
-    """How long sequences are.
-
-    Attributes:
-        length: Number of tokens per training sequence.
-    """
+    """Number of tokens per training sequence."""
 
     length: int = DATA["length"]
 
@@ -228,11 +220,7 @@ class LinearizeRunVerb(Verb, PretrainedOptions, DtypeOptions, DeviceOptions):
 
 
 class LinearizedOptions(DeviceOptions):
-    """A linearized model.
-
-    Attributes:
-        model: The linearized model: the folder of its conversion, or of itself.
-    """
+    """The linearized model: the folder of its conversion, or of itself."""
 
     model: Annotated[Place, PLACE]
 

@@ -103,31 +103,19 @@ class TargetOptions(Options):
 
 
 class ChoiceOptions(Options):
-    """What is measured.
-
-    Attributes:
-        only: Measure only what this matches, such as 'decay*' or mesa (default: all).
-    """
+    """Measure only what this matches, such as 'decay*' or mesa (default: all)."""
 
     only: Annotated[Given, "PATTERN"] = "*"
 
 
 class OwnMixerOptions(Options):
-    """A mixer to measure.
-
-    Attributes:
-        mixer: Measure only this mixer class of your own.
-    """
+    """Measure only this mixer class of your own."""
 
     mixer: Annotated[str, own_mixer, "PACKAGE.MODULE:CLASS", {"dest": "only"}] = SUPPRESS
 
 
 class ContendersOptions(Options):
-    """How long is measured.
-
-    Attributes:
-        seconds: Seconds for each contender after its warm-up.
-    """
+    """Seconds for each contender after its warm-up."""
 
     seconds: Positive = LibraryClass("lab.bench.timing:Budget")["seconds"]
 

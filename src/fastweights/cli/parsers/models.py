@@ -34,11 +34,7 @@ LIMITS = LibraryClass("analysis.profile:ProfileLimits")
 
 
 class SamplingOptions(Options):
-    """How tokens are drawn.
-
-    Attributes:
-        temperature: Divides the logits before a token is drawn; 0 takes the likeliest token.
-    """
+    """Divides the logits before a token is drawn; 0 takes the likeliest token."""
 
     temperature: NonNegative = 0.8
 
@@ -239,7 +235,7 @@ class EvalHarnessVerb(EvalTasksVerb):
     """Score the same tasks by lm-evaluation-harness, without a network."""
 
     run = Deferred("eval", "measure_harness")
-    out: Place = Path("runs/eval/harness")
+    out = Path("runs/eval/harness")
 
 
 class EvalVerb(Verb):

@@ -27,11 +27,7 @@ BLOCK = 1 << 27
 
 
 class DeviceOptions(Options):
-    """Where to compute.
-
-    Attributes:
-        device: Where to compute: auto takes a GPU if there is one (default: auto).
-    """
+    """Where to compute: auto takes a GPU if there is one (default: auto)."""
 
     device: Annotated[argument_types.Device, argument_types.device, "auto|cpu"] = (
         argument_types.Device(cpu=False)
@@ -39,51 +35,32 @@ class DeviceOptions(Options):
 
 
 class DtypeOptions(Options):
-    """The type of a model's numbers.
-
-    Attributes:
-        dtype: Type of the model's weights (default: as they are stored).
-    """
+    """Type of the model's weights (default: as they are stored)."""
 
     dtype: Annotated[str | None, dtype_name, "|".join(DTYPES)] = None
 
 
 class Int8Options(Options):
-    """Whether a model decodes with weights of bytes.
-
-    Attributes:
-        int8: $INT8.
-    """
+    """$INT8."""
 
     int8: bool = False
 
 
 class PluginsOptions(Options):
-    """Mixers that a checkpoint needs and the library lacks.
-
-    Attributes:
-        mixer: A mixer class of your own that the model uses; may be given several times.
-    """
+    """A mixer class of your own that the model uses; may be given several times."""
 
     mixer: Annotated[tuple[str, ...], own_mixer, "PACKAGE.MODULE:CLASS", REPEATED] = ()
 
 
 class SeedOptions(Options):
-    """The seed of what is random.
-
-    Attributes:
-        seed: Seed of everything random: the same seed gives the same result.
-    """
+    """Seed of everything random: the same seed gives the same result."""
 
     seed: CountOrZero = 0
 
 
 class RecordsOptions(Options):
-    """Which column of records holds the text.
-
-    Attributes:
-        field: Column of the text in records, or of a chat's messages (default: text, or instruction
-            and output, prompt and response, messages).
+    """Column of the text in records, or of a chat's messages (default: text, or instruction and
+    output, prompt and response, messages).
     """
 
     field: Annotated[Given | None, "NAME"] = None

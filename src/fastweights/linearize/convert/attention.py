@@ -16,11 +16,15 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from fastweights.layers import Linear
-from fastweights.linearize.convert.attention_layers import AttentionLayer, CannotLinearize
+from fastweights.linearize.convert.attention_layers import (
+    SOFTMAX,
+    AttentionLayer,
+    CannotLinearize,
+    implementation_name,
+)
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer, require_keys_and_values
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.linearize.convert.implementations import SOFTMAX, implementation_name
 from fastweights.linearize.convert.masks import ForwardMasks, make_masks
 from fastweights.linearize.convert.modes import AttentionCall, Mode, Student
 from fastweights.linearize.convert.rules import branch_of

@@ -14,6 +14,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from fastweights.linearize.convert.transformers_seams import (
     cache_layer_names,
+    configurations,
+    set_implementation,
     softmax_mask,
     temporary_attention,
     use_implementation,
@@ -22,6 +24,11 @@ from fastweights.linearize.convert.transformers_seams import (
 PROBE = "linearize_probe"
 REPLACEABLE = (DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__)
 """Layers of a cache that hold keys and values alone."""
+
+
+PREFIX = "linearized_"
+SOFTMAX = ("sdpa", "eager")
+"""The softmax attentions that unconverted layers and teachers can use."""
 
 
 class CannotLinearize(ValueError):  # noqa: N818
@@ -200,3 +207,35 @@ class _AttentionProbe:
 def _layer_type(module: Any) -> str | None:
     types = getattr(module.config, "layer_types", None)
     return None if types is None else types[module.layer_idx]
+
+
+def implementation_name(softmax: str) -> str:
+    """Return the name of the attention implementation of a linearized model.
+
+    Args:
+        softmax: The implementation that its softmax layers use, one of `SOFTMAX`.
+    """
+    return PREFIX + softmax
+
+
+def softmax_name(implementation: str | None) -> str:
+    """Return the softmax implementation that a name, with our prefix or without it, stands for.
+
+    Raises:
+        CannotLinearize: If it is none of `SOFTMAX`.
+    """
+    name = str(implementation).removeprefix(PREFIX)
+    if name not in SOFTMAX:
+        raise CannotLinearize(
+            f"attn_implementation={name!r}",
+            "softmax layers beside linear ones go through sdpa or eager",
+            "load the model with attn_implementation='sdpa', which takes the fused kernels"
+            " there are",
+        )
+    return name
+
+
+def use_softmax(model: PreTrainedModel, softmax: str) -> None:
+    """Let the softmax layers and the teacher of a linearized model use the implementation
+    `softmax`."""
+    set_implementation(configurations(model), implementation_name(softmax))

@@ -13,9 +13,10 @@ from fastweights.linearize.convert.attention_layers import (
     AttentionLayer,
     CannotLinearize,
     find_attention_layers,
+    softmax_name,
+    use_softmax,
 )
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.linearize.convert.implementations import softmax_name, use_softmax
 from fastweights.linearize.convert.model_classes import convert_model
 from fastweights.linearize.convert.transformers_seams import implementation_of
 

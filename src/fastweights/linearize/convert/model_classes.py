@@ -10,11 +10,16 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from fastweights.linearize.convert.attention import install_branches
-from fastweights.linearize.convert.attention_layers import AttentionLayer, CannotLinearize
+from fastweights.linearize.convert.attention_layers import (
+    PREFIX,
+    AttentionLayer,
+    CannotLinearize,
+    softmax_name,
+    use_softmax,
+)
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.linearize.convert.implementations import PREFIX, softmax_name, use_softmax
 from fastweights.linearize.convert.transformers_seams import (
     OwnCachePolicy,
     OwnInitialization,
