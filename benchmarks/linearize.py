@@ -26,13 +26,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from fastweights.cli.progress import reporter
 from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig, Student, branches, linearize, use_mode
-from fastweights.linearize.distill.adapt import (
-    TokenLoss,
-    next_logits,
-    prepare_adaptation,
-)
-from fastweights.linearize.distill.comparison import modes_in
-from fastweights.linearize.distill.criteria import CRITERIA
+from fastweights.linearize.convert.attention import attend_all
+from fastweights.linearize.distill.adapt import TokenLoss, prepare_adaptation
 from fastweights.linearize.distill.fit import Fit, copy_parameters, fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
@@ -45,12 +40,10 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.stages import AdaptStage, TransferStage
 from fastweights.linearize.distill.trained import AllWeights
-from fastweights.linearize.distill.transfer import (
-    BackwardInForward,
-    KeepGraphs,
-    attend_all,
-    only_branches,
-)
+from fastweights.linearize.distill.transfer import BackwardInForward, KeepGraphs, only_branches
+from fastweights.linearize.evaluate.comparison import modes_in
+from fastweights.linearize.evaluate.criteria import CRITERIA
+from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.runs.files import atomic_file
 from fastweights.text import IGNORE_INDEX
 from fastweights.text.documents import Data

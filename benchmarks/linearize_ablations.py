@@ -27,19 +27,19 @@ from torch import Generator, Tensor
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.convert import branch, landmarks
 from fastweights.linearize.convert.modes import Student, Teacher, WindowOnly
-from fastweights.linearize.distill.comparison import (
+from fastweights.linearize.distill.conversion import Conversion
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.distill.run import ConversionRun
+from fastweights.linearize.distill.student import StudentModel
+from fastweights.linearize.evaluate.comparison import (
     LINEAR,
     SOFTMAX,
     WINDOW_ONLY,
     compare_with_softmax,
 )
-from fastweights.linearize.distill.context import Conversion, ConversionContext
-from fastweights.linearize.distill.far_text import FarText
-from fastweights.linearize.distill.recipe import LinearizationRecipe
-from fastweights.linearize.distill.share import share_of
+from fastweights.linearize.evaluate.far_text import FarText
+from fastweights.linearize.evaluate.share import share_of
 from fastweights.recurrence.mapped import Mapped
-from fastweights.runs.processes import Alone
-from fastweights.runs.report import Reporter
 from linearize_far import by_distance
 from linearize_table import SEEDS, WINDOW, Row, data_of, record
 from linearize_teachers import FAR
@@ -126,10 +126,10 @@ def ablate(teachers: Path, teacher: str, name: str, seed: int, out: Path) -> Row
     with ExitStack() as changed:
         for change in ablation.changes:
             changed.enter_context(change())
-        context = ConversionContext(conversion, out, Alone(), Reporter(), lambda: False)
-        batches = context.validation.sequential_batches(4)
-        found = compare_with_softmax(context.model, batches, MODES)
-        recalled = _recalled(context.model, folder) if teacher in FAR else None
+        student = StudentModel.begin(ConversionRun(conversion, out))
+        batches = student.text.validation.sequential_batches(4)
+        found = compare_with_softmax(student.model, batches, MODES)
+        recalled = _recalled(student.model, folder) if teacher in FAR else None
     sides = {mode.replace(" ", "_"): side.row()["nats_per_token"] for mode, side in found.items()}
     return {
         "teacher": teacher,
@@ -140,7 +140,7 @@ def ablate(teachers: Path, teacher: str, name: str, seed: int, out: Path) -> Row
         "seconds": time.perf_counter() - start,
         **sides,
         "share": share_of(found).value,
-        "state_bytes": context.plan.state,
+        "state_bytes": student.run.plan.state,
         **({} if recalled is None else {"recalled": recalled}),
     }
 

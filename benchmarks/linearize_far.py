@@ -36,8 +36,7 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
-from fastweights.linearize.distill.adapt import TokenLoss, next_logits
-from fastweights.linearize.distill.far_text import FarText
+from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
@@ -51,6 +50,8 @@ from fastweights.linearize.distill.recipe import AdaptationConfig as Adaptation
 from fastweights.linearize.distill.recipe import AlignmentConfig as Alignment
 from fastweights.linearize.distill.recipe import TransferConfig as Transfer
 from fastweights.linearize.distill.trained import AllWeights
+from fastweights.linearize.evaluate.far_text import FarText
+from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal

@@ -29,7 +29,6 @@ from fastweights.cli.progress import reporter
 from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import TokenLoss
-from fastweights.linearize.distill.far_text import FarText
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
     ADAPT,
@@ -39,6 +38,7 @@ from fastweights.linearize.distill.recipe import (
     TransferConfig,
 )
 from fastweights.linearize.distill.trained import Adapters, AllWeights
+from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.runs.files import atomic_file
 from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal

@@ -28,9 +28,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.linearize.distill.far_text import far_documents, far_text
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
+from fastweights.linearize.evaluate.far_text import far_documents, far_text
 from fastweights.runs.files import atomic_file, atomic_folder
 from fastweights.runs.seeds import random_seed_from
 from fastweights.text import IGNORE_INDEX

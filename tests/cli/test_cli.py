@@ -127,8 +127,8 @@ def test_an_interrupt_ends_quietly(capsys, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(VERBS, "wait", lambda parser: interrupted)
-    assert main(["wait"]) == 130
+    monkeypatch.setattr(VERBS["list"].run.__class__, "__call__", interrupted)
+    assert main(["list"]) == 130
     assert capsys.readouterr().err == ""
 
 

@@ -131,6 +131,7 @@ TABLE: dict[str, Row] = {
     "--top-logits": COUNT,
     "--track": CHOICE,
     "--trained": COUNT,
+    "--until": GIVEN,
     "--transfer-lr": POSITIVE,
     "--transfer-steps": COUNT_OR_ZERO,
     "--validation": GIVEN,
@@ -165,14 +166,10 @@ TABLE: dict[str, Row] = {
     "plan --tokens": POSITIVE,
     "sweep --mixer": Row(("", " "), "is empty"),
     "sweep --workers": COUNT_OR_ZERO,
-    **{
-        f"linearize {verb} {option}": row
-        for verb in (
-            *("plan", "convert", "transfer", "rank-layers", "finetune", "eval", "report"),
-            *("export", "run"),
-        )
-        for option, row in {"--layers": COUNTS_OR_ZERO, "--window": COUNT_OR_ZERO}.items()
-    },
+    "linearize plan --layers": COUNTS_OR_ZERO,
+    "linearize plan --window": COUNT_OR_ZERO,
+    "linearize run --layers": COUNTS_OR_ZERO,
+    "linearize run --window": COUNT_OR_ZERO,
 }
 """By the name of the option, or by verb and option."""
 
@@ -201,6 +198,7 @@ LATER: dict[str, Row] = {
     "check --json": Row(("/nowhere/found.json",), "there is no folder /nowhere; make it"),
     "linearize plan --recipe": Row(("/nowhere.toml",), "cannot read /nowhere.toml"),
     "linearize plan --stage": Row(("zz", "zz.steps=1", "transfer.zz=1"), "t"),
+    "linearize run --until": Row(("zz",), "there is no step 'zz' in this run; there are plan"),
     "linearize run --ranking": Row(("/nowhere.json", "/"), "as a ranking ("),
     "linearize run --cache-length": Row(("64",), "is the length of --cache-budget; give both"),
     "linearize plan --cache-length": Row(("64",), "is the length of --cache-budget; give both"),

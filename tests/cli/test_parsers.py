@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
-from fastweights.cli import build_parser
+from fastweights.cli import build_parser, main
 from fastweights.cli.argument_types import Number
 from fastweights.cli.parser import Deferred
-from fastweights.cli.parsers import bench, eval, import_, linearize, table, train
+from fastweights.cli.parsers import linearize, measuring, models, shared, training
+from fastweights.cli.settings import LibraryField
 
 
 def parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
@@ -74,31 +77,17 @@ def test_every_verb_has_code() -> None:
 
 
 def test_choices_are_those_of_the_code() -> None:
-    from fastweights.analysis.tables import TABLES
-    from fastweights.cli.verbs.train import DECAYS, SCHEDULES
+    """Those that are read from the source of the code, or written again."""
+    from fastweights.cli.verbs.train import DECAYS
     from fastweights.importers import FAMILIES
     from fastweights.lab.bench.mesa import MesaPlan
-    from fastweights.lab.evals.items import SOURCES
     from fastweights.linearize import FEATURE_MAPS, RULES
-    from fastweights.linearize.convert.config import GATES, POSITIONS
-    from fastweights.linearize.distill.criteria import CRITERIA
-    from fastweights.linearize.distill.recipes import RECIPES
-    from fastweights.runs.tracking import TRACKERS
 
-    assert (tuple(SCHEDULES), tuple(TRACKERS)) == (train.SCHEDULES, train.TRACKERS)
-    assert tuple(DECAYS) == train.SHAPES
-    assert tuple(TABLES) == table.TABLES
-    assert tuple(sorted(FAMILIES)) == import_.FAMILIES
-    assert MesaPlan().parts == bench.MESA_PARTS
-    assert tuple(SOURCES) == eval.TASKS
-    assert (tuple(RECIPES), tuple(FEATURE_MAPS), tuple(RULES)) == (
-        tuple(linearize.RECIPES),
-        linearize.FEATURE_MAPS,
-        linearize.RULES,
-    )
-    assert tuple(CRITERIA) == linearize.CRITERIA
-    assert tuple(GATES) == linearize.GATES
-    assert tuple(POSITIONS) == linearize.POSITIONS
+    assert tuple(DECAYS) == training.SHAPES
+    assert ", ".join(sorted(FAMILIES)) == models.READ
+    assert MesaPlan().parts == measuring.MESA_PARTS
+    assert tuple(FEATURE_MAPS) == linearize.FEATURES
+    assert tuple(RULES) == linearize.RULES
 
 
 def chosen(*arguments: str):
@@ -107,24 +96,20 @@ def chosen(*arguments: str):
 
 def test_defaults_of_training_are_those_of_the_code() -> None:
     from fastweights.cli.verbs.train import train_config
-    from fastweights.train import Architecture, LoRA, TrainConfig
+    from fastweights.train import TrainConfig
 
     assert train_config(chosen("train")) == TrainConfig()
-    assert LoRA().rank == train.RANK
-    assert (Architecture().layers, Architecture().width) == (train.LAYERS, train.WIDTH)
 
 
 def test_defaults_of_linearization_are_those_of_the_code() -> None:
     from fastweights.cli.verbs.linearize import conversion
-    from fastweights.lab.bench.linearized import TOKENS
     from fastweights.linearize.distill.pipeline import Conversion
     from fastweights.linearize.distill.recipes import RECIPES
     from fastweights.text.documents import Data
 
     found = conversion(chosen("linearize", "MODEL", "--data", "TEXT", "--out", "OUT"))
     assert found == Conversion("MODEL", Data(("TEXT",)), RECIPES["landmarks"])
-    assert {stage.fit.steps for stage in RECIPES["landmarks"].stages} == {linearize.STEPS}
-    assert TOKENS == linearize.TOKENS
+    assert {stage.fit.steps for stage in RECIPES["landmarks"].stages} == {400}  # as the help says
 
 
 def test_training_and_linearizing_take_trackers() -> None:
@@ -135,13 +120,36 @@ def test_training_and_linearizing_take_trackers() -> None:
         assert chosen(*verb, *given).track == ["wandb", "tensorboard"]
 
 
-def test_defaults_of_measurements_are_those_of_the_code() -> None:
-    from fastweights.analysis.profile import ProfileLimits
-    from fastweights.lab.bench.mesa import MesaPlan
-    from fastweights.lab.bench.timing import Budget
+@pytest.mark.parametrize("stage", linearize.STAGES)
+def test_stages_are_verbs_too(stage: str) -> None:
+    rest = ["MODEL", "--data", "TEXT", "--out", "OUT"]
+    found = chosen("linearize", stage, *rest)
+    assert vars(found) == vars(chosen("linearize", "run", *rest, "--until", stage))
+    assert f"    {stage} " not in PARSERS["fastweights linearize"].format_help()
 
-    assert chosen("bench", "ops").seconds == Budget().seconds
-    mesa = chosen("bench", "mesa")
-    assert MesaPlan(text=mesa.text, tokens=mesa.tokens, length=mesa.length) == MesaPlan()
-    limits = chosen("analyze")
-    assert ProfileLimits(heads=limits.heads, window=limits.window) == ProfileLimits()
+
+def test_settings_are_those_of_the_dataclasses() -> None:
+    """Every default that is read from the source of a class is that of the class."""
+    read = [
+        setting
+        for module in (shared, linearize, measuring, models, training)
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        for setting in vars(kind).values()
+        if isinstance(setting, LibraryField)
+    ]
+    for setting in read:
+        module, _, name = setting.place.partition(":")
+        kind = getattr(import_module(f"fastweights.{module}"), name)
+        fields = {field.name: field.default for field in dataclasses.fields(kind)}
+        assert fields[setting.name] == setting.default
+    assert len(read) > 20
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
+
+    assert main(["linearize", "recipes"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in RECIPES)
+    assert RECIPE_NOTES.keys() == RECIPES.keys()

@@ -7,19 +7,13 @@ import pytest
 import torch
 
 from fastweights.linearize import CannotLinearize, LinearAttentionConfig, Student, use_mode
-from fastweights.linearize.distill.adapt import (
-    TokenLoss,
-    next_logits,
-    prepare_adaptation,
-    projections,
-    teacher_logits,
-    unwrap_adapters,
-)
-from fastweights.linearize.distill.comparison import ablations, compare_with_softmax, distances
+from fastweights.linearize.distill.adapt import TokenLoss, prepare_adaptation, projections
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.distill.trained import AllWeights
+from fastweights.linearize.evaluate.comparison import ablations, compare_with_softmax, distances
+from fastweights.linearize.evaluate.logits import next_logits, teacher_logits, unwrap_adapters
 from fastweights.runs.stage import trainable_parameters
 from fastweights.text import IGNORE_INDEX
 from fastweights.train.adapters import LoRA, merge_adapters

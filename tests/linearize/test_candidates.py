@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM
 from conversions import SHORT, conversion, write_source
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
-from fastweights.linearize.distill.context import ConversionContext
-from fastweights.linearize.distill.criteria import CRITERIA, Candidates, Divergence
 from fastweights.linearize.distill.fit import copy_parameters
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipe import (
@@ -22,9 +20,9 @@ from fastweights.linearize.distill.recipe import (
     AlignmentConfig,
     LinearizationRecipe,
 )
+from fastweights.linearize.distill.run import ConversionRun, ConversionText
 from fastweights.linearize.distill.trained import AllWeights
-from fastweights.runs.processes import Alone
-from fastweights.runs.report import Reporter
+from fastweights.linearize.evaluate.criteria import CRITERIA, Candidates, Divergence
 
 pytestmark = pytest.mark.long
 
@@ -83,9 +81,9 @@ def llama_at(folder: Path) -> Any:
 
 
 def divergence_of(model: Any, original: Any, linear: list[int], whole: Any, out: Path) -> float:
-    context = ConversionContext(whole, out, Alone(), Reporter(), lambda: False)
+    text = ConversionText(ConversionRun(whole, out))
     models = Candidates(model, lambda: original)
-    return Divergence().losses(models, context.comparison_batches(), [linear])[0]
+    return Divergence().losses(models, text.comparison_batches(), [linear])[0]
 
 
 def test_nobody_is_trained_where_no_layer_stays(source, tmp_path) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights.linearize.distill.far_text import (
+from fastweights.linearize.evaluate.far_text import (
+    CopiedStretch,
     FarDocument,
-    Recall,
     far_documents,
     far_text,
     token_distances,
@@ -64,7 +64,7 @@ def test_what_is_recalled_is_announced_as_nothing_else_in_its_document(texts):
 
 def test_distances_of_tokens_by_hand():
     #               0123456789012345
-    document = FarDocument("k = abc; k = abc", (Recall(start=12, stop=16, source=3),))
+    document = FarDocument("k = abc; k = abc", (CopiedStretch(start=12, stop=16, source=3),))
     stops = np.array([1, 3, 5, 7, 8, 10, 12, 14, 16])  # "k", " =", " a", "bc", ";", …
     assert token_distances(document, stops).tolist() == [0, 0, 0, 0, 0, 0, 0, 5, 5]
 

@@ -23,16 +23,13 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
-from fastweights.linearize.distill.adapt import LoRA, next_logits, prepare_adaptation
-from fastweights.linearize.distill.comparison import (
-    Comparison,
-    ablations,
-    modes_in,
-)
-from fastweights.linearize.distill.generation import generate_samples
-from fastweights.linearize.distill.memory import LENGTHS, cache_memory
-from fastweights.linearize.distill.plan import plan
-from fastweights.linearize.distill.recall import (
+from fastweights.linearize.distill.adapt import LoRA, prepare_adaptation
+from fastweights.linearize.distill.plan import LENGTHS, cache_memory, plan
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.evaluate.comparison import ModeComparison, ablations, modes_in
+from fastweights.linearize.evaluate.generation import generate_samples
+from fastweights.linearize.evaluate.logits import next_logits
+from fastweights.linearize.evaluate.recall import (
     CUE,
     PASSAGE,
     distances_to,
@@ -40,8 +37,7 @@ from fastweights.linearize.distill.recall import (
     repeated_passages,
     why_not,
 )
-from fastweights.linearize.distill.recipe import LinearizationRecipe
-from fastweights.linearize.distill.share import (
+from fastweights.linearize.evaluate.share import (
     RESAMPLES,
     ROUNDING,
     Share,
@@ -54,12 +50,14 @@ CLOSED = 0.7
 SEQUENCES, TOKENS = 40, 20
 
 
-def judged(losses: np.ndarray) -> Comparison:
-    return Comparison(losses, losses < 1, 0.0, 0.0)
+def judged(losses: np.ndarray) -> ModeComparison:
+    return ModeComparison(losses, losses < 1, 0.0, 0.0)
 
 
 @cache
-def made(lost: float = 0.5, count: int = SEQUENCES, noise: float = 0.2) -> dict[str, Comparison]:
+def made(
+    lost: float = 0.5, count: int = SEQUENCES, noise: float = 0.2
+) -> dict[str, ModeComparison]:
     """A window that loses so much, and a conversion that closes 70 % of it."""
     random = np.random.default_rng(3)
     softmax = random.gamma(2.0, 1.0, (count, TOKENS))
@@ -73,7 +71,7 @@ def made(lost: float = 0.5, count: int = SEQUENCES, noise: float = 0.2) -> dict[
 
 
 def nats(
-    found: dict[str, Comparison], first: int = 0, after: int | None = None
+    found: dict[str, ModeComparison], first: int = 0, after: int | None = None
 ) -> dict[str, float]:
     return {name: float(c.losses[:, first:after].mean()) for name, c in found.items()}
 
@@ -211,7 +209,7 @@ def test_distances_reach_as_far_as_is_asked() -> None:
     [("llama", {}), ("gpt2", {}), ("gemma2", {"sliding_window": 16})],
 )
 def test_memory_is_that_of_the_caches(family: str, fields: dict, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("fastweights.linearize.distill.memory.LENGTHS", (2, 8, 64, *LENGTHS))
+    monkeypatch.setattr("fastweights.linearize.distill.plan.LENGTHS", (2, 8, 64, *LENGTHS))
     model, recipe = teacher(family, **fields), LinearizationRecipe(LinearAttentionConfig(window=4))
     model.config.save_pretrained(tmp_path)
     planned = plan(str(tmp_path), recipe, layers=[1])

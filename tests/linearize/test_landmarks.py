@@ -31,12 +31,11 @@ from fastweights.linearize import (
     use_mode,
 )
 from fastweights.linearize.convert.landmarks import cluster
-from fastweights.linearize.distill import context
-from fastweights.linearize.distill.context import ConversionContext
+from fastweights.linearize.distill import student as student_module
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.runs.processes import Alone
-from fastweights.runs.report import Reporter
+from fastweights.linearize.distill.run import ConversionRun
+from fastweights.linearize.distill.student import ModelLoader, StudentModel
 from tolerances import SAME, error
 
 IDS = torch.randint(3, VOCABULARY, (2, 40), generator=Generator().manual_seed(3))
@@ -230,15 +229,15 @@ def test_scores_of_any_size_leave_numbers() -> None:
 
 def test_a_run_places_them_once(tmp_path: Path, monkeypatch) -> None:
     """And again as they were, if the file was lost; layers that stay softmax need none."""
-    monkeypatch.setattr(context, "LANDMARK_TOKENS", 480)
+    monkeypatch.setattr(student_module, "LANDMARK_TOKENS", 480)
     out, recipe = tmp_path / "out", shorten(RECIPES["landmarks"])
     recipe = recipe.with_stages(recipe.stages[1:])  # adaptation alone leaves them where they are
     whole = conversion(write_source(tmp_path), recipe=recipe, softmax_layers=1)
     with monkeypatch.context() as patch:
-        load, loaded = ConversionContext.load_original, list[Any]()
+        load, loaded = ModelLoader.load, list[Any]()
         patch.setattr(
-            ConversionContext,
-            "load_original",
+            ModelLoader,
+            "load",
             lambda *given: (loaded.append(load(*given)), loaded[-1])[1],
         )
         assert run_conversion(whole, out, until="convert")
@@ -258,12 +257,11 @@ def test_a_run_places_them_once(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_model_of_some_layers_has_those_of_all(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(context, "LANDMARK_TOKENS", 480)
+    monkeypatch.setattr(student_module, "LANDMARK_TOKENS", 480)
     whole = conversion(write_source(tmp_path), recipe=shorten(RECIPES["landmarks"]))
 
     def made(out: Path, layers: list[int] | None) -> Any:
-        of_run = ConversionContext(whole, out, Alone(), Reporter(), lambda: False)
-        return of_run.linearize_original(layers, None)
+        return StudentModel.begin(ConversionRun(whole, out)).loader.linearize(layers, None)
 
     for name, layers in {"all": None, "one": [1]}.items():
         (tmp_path / name).mkdir()

@@ -14,12 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from families import logits, padded, student, teacher
 from fastweights.linearize import RULES, LinearAttentionConfig, branches, linearize
-from fastweights.linearize.distill.adapt import (
-    TokenLoss,
-    load_adapters,
-    prepare_adaptation,
-    teacher_logits,
-)
+from fastweights.linearize.distill.adapt import TokenLoss, load_adapters, prepare_adaptation
+from fastweights.linearize.evaluate.logits import teacher_logits
 from fastweights.train.adapters import LoRA, merge_adapters
 from tolerances import SAME, error
 

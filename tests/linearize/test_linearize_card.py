@@ -17,9 +17,9 @@ from conversions import conversion, write_source
 from families import teacher
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.adapt import LoRA, prepare_adaptation
-from fastweights.linearize.distill.card import model_card
-from fastweights.linearize.distill.generation import GenerationRow, short_bench
-from fastweights.linearize.distill.judgement import (
+from fastweights.linearize.evaluate.card import model_card
+from fastweights.linearize.evaluate.generation import GenerationRow, short_bench
+from fastweights.linearize.evaluate.judgement import (
     memory_section,
     recall_section,
     samples_section,

@@ -16,7 +16,8 @@ from torch import Tensor
 from fastweights.cli import build_parser
 from fastweights.cli.recipes import recipe_of
 from fastweights.linearize import LinearAttentionConfig, Student, Teacher, branches, use_mode
-from fastweights.linearize.distill.adapt import ModelLogits, TeacherSource, TokenLoss, next_logits
+from fastweights.linearize.convert.attention import attend_all
+from fastweights.linearize.distill.adapt import ModelLogits, TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.changes import StageChange, change_stages, scale_steps
 from fastweights.linearize.distill.fit import AdamWByPart, Fit
@@ -45,14 +46,9 @@ from fastweights.linearize.distill.trained import (
     Branches,
     Trained,
 )
-from fastweights.linearize.distill.transfer import (
-    KeepGraphs,
-    LossOnly,
-    TransferLoss,
-    attend_all,
-    only_branches,
-    softmax_map,
-)
+from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, TransferLoss, only_branches
+from fastweights.linearize.evaluate.distances import softmax_map
+from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.identity import to_json_value
 from fastweights.runs.processes import Alone
@@ -142,7 +138,7 @@ def test_hidden_states_are_compared_layer_by_layer(blocks, padded):
         for p in Attentions().prepare(model).model.layers[1].self_attn.parameters():
             p.mul_(1.1)
     stage = AlignStage(model, stream(), stream(), loss, lambda: original)
-    found = stage._losses(inputs)
+    found = stage.losses(inputs)
     keep = inputs.get("attention_mask", torch.ones(2, 12)).bool().numpy()
     for layer in (0, 1):
         pick = lambda m, n=layer: m.model.layers[n] if blocks else m.model.layers[n].self_attn  # noqa: E731
@@ -295,7 +291,7 @@ def test_an_alignment_trains_each_layer_by_its_own_loss(blocks):
             loss.backward()
         alive.append(weakref.ref(loss))
 
-    stage._losses(given, second_alone)
+    stage.losses(given, second_alone)
     assert len(alive) == 2
     reached = {name for name, p in model.named_parameters() if p.grad is not None}
     assert {name.split(".")[2] for name in reached} == {"1"}
@@ -311,7 +307,7 @@ def test_going_backward_layer_by_layer_is_the_gradient_of_the_sum():
             stage.backward(0, 2, 0.5, 0)
         else:
             given = stage.train.batch(0, 2)
-            stage._losses(given, lambda _layer, loss, _weight, to=losses: to.append(loss))
+            stage.losses(given, lambda _layer, loss, _weight, to=losses: to.append(loss))
             (torch.stack(losses).sum() * 0.5).backward()
         found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
     assert found[0].keys() == found[1].keys()

@@ -21,7 +21,6 @@ from fastweights.cli import main
 from fastweights.cli.progress import Lines
 from fastweights.cli.verbs import linearize as verb_module
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.linearize.distill.comparison import modes_in
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
@@ -29,9 +28,10 @@ from fastweights.linearize.distill.recipe import (
     TransferConfig,
 )
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.linearize.distill.report import LayerMaps, plot_maps
+from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
-from fastweights.linearize.distill.verbs import verbs_of
+from fastweights.linearize.evaluate.comparison import modes_in
+from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
 from fastweights.runs.errors import TrainingError
 from fastweights.runs.layout import Layout
 from fastweights.runs.processes import leave_processes
@@ -134,7 +134,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
 
 def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     small = conversion(source)
-    verbs = verbs_of(small.recipe)
+    verbs = steps_of(small.recipe)
     done = lambda: [verb.name for verb in verbs if verb.is_done(tmp_path / "run")]  # noqa: E731
     assert done() == []
     assert run_conversion(small, tmp_path / "run", until="transfer")

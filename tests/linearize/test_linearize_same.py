@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from conversions import SHORT, conversion, shorten, write_source
-from fastweights.linearize.distill import verbs
+from fastweights.linearize.distill import steps
 from fastweights.linearize.distill.adapt import LoRA
 from fastweights.linearize.distill.fit import TRAINED
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import Adapters
-from fastweights.linearize.distill.verbs import verbs_of
 from fastweights.runs.report import Reporter
 from killable_runs import FORKS, kill_at, launch_two
 
@@ -37,7 +37,7 @@ def _no_pictures(monkeypatch) -> None:
 
 def skip_pictures(set_attribute) -> None:
     """The page of a run takes longer to draw than a very small model to convert."""
-    set_attribute(verbs, "write_report", lambda model, batch, out, folder: None)
+    set_attribute(steps, "write_report", lambda model, batch, out, folder: None)
 
 
 def _transfer(**changes) -> LinearizationRecipe:
@@ -179,7 +179,7 @@ def test_killed_again_and_again_it_is_one_sitting(source, tmp_path, blockwise):
 def test_killed_at_random_it_is_one_sitting(source, tmp_path, seed):
     whole = conversion(source, recipe=shorten(_transfer(dropout=0.3)), softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
-    random, verbs = np.random.default_rng(seed), verbs_of(whole.recipe)
+    random, verbs = np.random.default_rng(seed), steps_of(whole.recipe)
     for _ in range(12):
         verb = verbs[random.integers(len(verbs))].name
         _killed(whole, tmp_path / "often", verb, int(random.integers(0, 60)))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from conversions import SHORT, conversion, shorten, write_source
 from fastweights.cli import main
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.linearize.distill import verbs
+from fastweights.linearize.distill import steps
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.fit import TRAINED
@@ -25,9 +25,9 @@ from fastweights.linearize.distill.recipe import (
     TransferConfig,
 )
 from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.steps import steps_of, steps_until
 from fastweights.linearize.distill.trained import Adapters, AllButMLPs, AllWeights
 from fastweights.linearize.distill.transfer import TransferLoss
-from fastweights.linearize.distill.verbs import verbs_of, verbs_until
 from fastweights.runs.errors import CheckpointError, DataError
 from fastweights.runs.layout import Layout
 from fastweights.runs.processes import leave_processes
@@ -53,7 +53,7 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(verbs, "write_report", lambda model, batch, out, folder: None)
+    monkeypatch.setattr(steps, "write_report", lambda model, batch, out, folder: None)
 
 
 def adapted(**changes) -> AdaptationConfig:
@@ -156,7 +156,7 @@ class KillAfter(Reporter):
 
 
 def _sit(whole: Conversion, out: Path, verb: str, calls: int) -> None:
-    verbs.write_report = lambda model, batch, out, folder: None
+    steps.write_report = lambda model, batch, out, folder: None
     run_conversion(whole, out, reporter=KillAfter(verb, calls))
 
 
@@ -233,16 +233,16 @@ def test_a_folder_of_an_earlier_version_is_refused(source, tmp_path):
 
 def test_steps_end_with_a_phase_or_by_name():
     recipe = several()
-    names = [verb.name for verb in verbs_of(recipe)]
+    names = [step.name for step in steps_of(recipe)]
     assert names == [
         *("plan", "convert", "maps", "hidden", "rank-layers", "half", "kl"),
         *("eval", "report", "export"),
     ]
-    last = lambda name: verbs_until(recipe, name)[-1].name  # noqa: E731
+    last = lambda name: steps_until(recipe, name)[-1].name  # noqa: E731
     ends = {"transfer": "hidden", "finetune": "kl", "half": "half", "export": "export"}
     assert {name: last(name) for name in ends} == ends
     with pytest.raises(ValueError, match="there is no step 'zz' in this run; there are plan"):
-        verbs_until(recipe, "zz")
+        steps_until(recipe, "zz")
 
 
 def test_the_command_says_every_stage_before_it_trains_one(source, tmp_path, capsys):

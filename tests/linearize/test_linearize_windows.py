@@ -26,11 +26,12 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
+from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.convert.config import GATED
-from fastweights.linearize.distill.comparison import ablations, difference_with_full_window
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
-from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, attend_all, only_branches
+from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, only_branches
+from fastweights.linearize.evaluate.comparison import ablations, difference_with_full_window
 from tolerances import SAME, error
 
 BESIDE = {

@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM
 from conversions import SHORT, conversion, shorten, write_source
 from families import logits, padded, student, teacher
 from fastweights.linearize import CannotLinearize, LinearAttentionConfig, linearize
-from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.runs.processes import Alone
-from fastweights.runs.report import Reporter
+from fastweights.linearize.distill.run import ConversionRun
+from fastweights.linearize.distill.student import StudentModel
 from tolerances import SAME, error
 
 HYPE = LinearAttentionConfig(window=4, positions="linear", log_scale=7)
@@ -111,12 +110,11 @@ def test_halo_learns_from_the_model_with_positions(tmp_path: Path) -> None:
     whole = conversion(source, recipe=recipe, softmax_layers=1)
     assert run_conversion(whole, tmp_path / "run", until="eval")
     found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    context = ConversionContext(whole, tmp_path / "run", Alone(), Reporter(), lambda: False)
+    student = StudentModel.begin(ConversionRun(whole, tmp_path / "run"))
     original = AutoModelForCausalLM.from_pretrained(source / "model")
-    ids = [batch["input_ids"] for batch in context.validation.sequential_batches(1)]
+    ids = [batch["input_ids"] for batch in student.text.validation.sequential_batches(1)]
     with torch.no_grad():
         losses = [float(original(x, labels=x).loss) for x in ids if x.shape == ids[0].shape]
     assert found["softmax"]["nats_per_token"] == pytest.approx(np.mean(losses), abs=1e-4)
-    assert context.has_own_teacher
-    context.model = context.convert_again([0, 2], None)
-    assert not context.has_own_teacher
+    assert student.has_own_teacher
+    assert not student.with_model(student.convert_again([0, 2], None)).has_own_teacher

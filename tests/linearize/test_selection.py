@@ -25,9 +25,10 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
-from fastweights.linearize.distill.adapt import next_logits
 from fastweights.linearize.distill.budget import CacheBudget, LayerBudget
-from fastweights.linearize.distill.criteria import (
+from fastweights.linearize.distill.plan import plan
+from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.evaluate.criteria import (
     CRITERIA,
     AloneLinear,
     AloneRestored,
@@ -39,9 +40,8 @@ from fastweights.linearize.distill.criteria import (
     RestoredInTurn,
     name_of,
 )
-from fastweights.linearize.distill.plan import plan
-from fastweights.linearize.distill.ranking import Ranking, fingerprint, read_ranking
-from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.evaluate.logits import next_logits
+from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
 from fastweights.render.units import bytes_from_words
 from fastweights.runs.errors import CheckpointError
 from fastweights.text.sources import paths

@@ -15,17 +15,18 @@ import torch
 from conversions import SHORT, conversion, write_source
 from fastweights.cli import main
 from fastweights.linearize import LinearAttentionConfig
+from fastweights.linearize.distill import steps
 from fastweights.linearize.distill.budget import CacheBudget
-from fastweights.linearize.distill.context import ConversionContext
-from fastweights.linearize.distill.criteria import CRITERIA, AloneLinear, Measure
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
-from fastweights.linearize.distill.ranking import Ranking, fingerprint, read_ranking
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     LinearizationRecipe,
     TransferConfig,
 )
-from fastweights.linearize.distill.verbs import RankLayersVerb
+from fastweights.linearize.distill.steps import RankLayersStep
+from fastweights.linearize.distill.student import StudentModel
+from fastweights.linearize.evaluate.criteria import CRITERIA, AloneLinear, LossMeasure
+from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
 from fastweights.runs.processes import leave_processes
 from fastweights.text.documents import Data
 from killable_runs import launch_two
@@ -89,7 +90,7 @@ def test_another_run_uses_the_ranking(source, tmp_path, monkeypatch) -> None:
     """With another window, and a budget of its own; nothing is measured, and it can be stopped."""
     assert run_conversion(swapped(source), tmp_path / "first", until="rank-layers")
     ranking = read_ranking(tmp_path / "first" / "ranking.json")
-    monkeypatch.setattr(ConversionContext, "rank", lambda self: pytest.fail("it is ranked again"))
+    monkeypatch.setattr(steps, "rank", lambda *_: pytest.fail("it is ranked again"))
     transfer = TransferConfig(fit=SHORT)
     recipe = LinearizationRecipe(LinearAttentionConfig(window=2), (transfer,))
     second = conversion(source, recipe=recipe, ranking=ranking, softmax_layers=1)
@@ -211,7 +212,7 @@ def test_the_command_ranks_and_uses_rankings(source, tmp_path, capsys) -> None:
 
 
 @dataclass(frozen=True)
-class Disagreeing(Measure):
+class Disagreeing(LossMeasure):
     """The last layer loses most in the first process, and the first layer in the second one."""
 
     words: ClassVar[str] = "numbers of layers"
@@ -223,15 +224,16 @@ class Disagreeing(Measure):
 
 def _rank(out: Path, runs: dict[str, Conversion]) -> None:
     """Write down, beside each run, which layers are linear in this process after its ranking."""
-    rank = RankLayersVerb.run_together
+    rank = RankLayersStep.run_together
 
-    def ranked(verb: RankLayersVerb, context: ConversionContext) -> bool:
-        done = rank(verb, context)
-        path = out / f"{context.out.name}-{context.processes.index}.json"
-        path.write_text(json.dumps(context.linear_layers()))
+    def ranked(step: RankLayersStep, student: StudentModel) -> StudentModel | None:
+        done = rank(step, student)
+        assert done is not None
+        path = out / f"{done.run.out.name}-{done.run.processes.index}.json"
+        path.write_text(json.dumps(done.linear_layers()))
         return done
 
-    RankLayersVerb.run_together = ranked  # type: ignore[method-assign]
+    RankLayersStep.run_together = ranked  # type: ignore[method-assign]
     for name, whole in runs.items():
         assert run_conversion(whole, out / name, until="rank-layers")
     leave_processes()

@@ -11,18 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from transformers import Trainer, TrainingArguments
+from safetensors.torch import load_file
+from torch import Tensor
 
 from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
+from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.fit import TRAINED, Fit, fit, read_curve
+from fastweights.linearize.distill.fit import TRAINED, Fit, fit
 from fastweights.linearize.distill.recipe import TransferConfig
 from fastweights.linearize.distill.stages import AlignStage, TransferStage
 from fastweights.linearize.distill.trained import Attentions
@@ -31,19 +27,17 @@ from fastweights.linearize.distill.transfer import (
     KeepGraphs,
     LossOnly,
     TransferLoss,
-    TransferModel,
-    attend_all,
-    cross_entropy,
-    divergence,
     only_branches,
 )
+from fastweights.linearize.evaluate.distances import cross_entropy, divergence
+from fastweights.linearize.evaluate.report import read_curve
 from fastweights.recurrence import Decay
 from fastweights.recurrence.mapped import features
 from fastweights.runs.loop import Loop
 from fastweights.runs.processes import Alone
 from fastweights.runs.stage import Optimization, trainable_parameters
 from fastweights.train import CheckpointError, Every, NonFiniteError
-from killable_runs import FORKS, launch_two
+from killable_runs import launch_two
 from pretrained import VOCABULARY, linear_llama, llama, stream
 from tolerances import assert_close
 
@@ -337,70 +331,6 @@ def test_a_loss_that_explodes_stops_the_fit(tmp_path):
         fit(stage, Fit(steps=4, every=every), tmp_path)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000002"]
-
-
-def test_transformers_trainer_takes_the_mode_that_returns_losses(tmp_path: Path):
-    model = TransferModel(linear_llama(dtype=torch.float32))
-    before = {name: p.detach().clone() for name, p in trainable_parameters(model).items()}
-    examples = [{"input_ids": row, "labels": row} for row in stream().batch(0, 8)["input_ids"]]
-    arguments = TrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=4,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-    )
-    Trainer(model=model, args=arguments, train_dataset=examples).train()
-    assert all(
-        not torch.equal(p, before[name])
-        for name, p in trainable_parameters(model).items()
-        if not name.endswith("mix")
-    )
-
-
-WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "DistributedDataParallel": DistributedDataParallel,
-    "FSDP": lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (2,))),
-}
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.long
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path, wrapper: str):
-    """Each has half of the sequences, and ends with its process group: to destroy that beside a
-    model that holds it may block for ever, as Gloo's thread waits for the lock that the destruction
-    holds (torch 2.13).
-    """
-    given = [str(tmp_path / "meeting"), wrapper, str(tmp_path / "gradients.safetensors")]
-    processes = [FORKS.Process(target=_half, args=(rank, *given)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    model = TransferModel(linear_llama())
-    halves = [model(stream().batch(4 * rank, 4)["input_ids"])["loss"] for rank in range(2)]
-    torch.stack(halves).mean().backward()
-    found = load_file(tmp_path / "gradients.safetensors")
-    assert found.keys() == trainable_parameters(model).keys()
-    for name, p in trainable_parameters(model).items():
-        assert_close(found[name], p.grad, name)
-
-
-def _half(rank: int, meeting: str, wrapper: str, out: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    model = TransferModel(linear_llama())
-    wrapped = WRAPPERS[wrapper](model)
-    wrapped(stream().batch(4 * rank, 4)["input_ids"])["loss"].backward()
-    whole = {
-        name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-        for name, p in trainable_parameters(model).items()
-    }
-    if rank == 0:
-        save_file(whole, out)
 
 
 @pytest.mark.parametrize("blockwise", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -8,47 +8,44 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import SUPPRESS, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO, TextIOWrapper
 
-from fastweights.cli.parser import Declare, Parser, add_verbs
-from fastweights.cli.parsers.analyze import analyze
-from fastweights.cli.parsers.bench import bench
-from fastweights.cli.parsers.check import check
-from fastweights.cli.parsers.eval import eval_
-from fastweights.cli.parsers.export import export
-from fastweights.cli.parsers.generate import generate
-from fastweights.cli.parsers.import_ import import_
-from fastweights.cli.parsers.linearize import linearize
-from fastweights.cli.parsers.list import list_
-from fastweights.cli.parsers.patch import patch
-from fastweights.cli.parsers.plan import plan
-from fastweights.cli.parsers.reproduce import reproduce
-from fastweights.cli.parsers.sweep import sweep
-from fastweights.cli.parsers.table import table
-from fastweights.cli.parsers.train import train
-from fastweights.cli.parsers.transformers import transformers
+from fastweights.cli.parser import Parser, Verb, add_verbs
+from fastweights.cli.parsers.linearize import LinearizeVerb
+from fastweights.cli.parsers.measuring import BenchVerb, ListVerb, ReproduceVerb, TableVerb
+from fastweights.cli.parsers.models import (
+    AnalyzeVerb,
+    CheckVerb,
+    EvalVerb,
+    ExportVerb,
+    GenerateVerb,
+    ImportVerb,
+    PatchVerb,
+    TransformersVerb,
+)
+from fastweights.cli.parsers.training import PlanVerb, SweepVerb, TrainVerb
 
-VERBS: dict[str, Declare] = {
-    "train": train,
-    "plan": plan,
-    "generate": generate,
-    "import": import_,
-    "export": export,
-    "patch": patch,
-    "transformers": transformers,
-    "list": list_,
-    "table": table,
-    "bench": bench,
-    "analyze": analyze,
-    "eval": eval_,
-    "check": check,
-    "sweep": sweep,
-    "reproduce": reproduce,
-    "linearize": linearize,
+VERBS: dict[str, type[Verb]] = {
+    "train": TrainVerb,
+    "plan": PlanVerb,
+    "generate": GenerateVerb,
+    "import": ImportVerb,
+    "export": ExportVerb,
+    "patch": PatchVerb,
+    "transformers": TransformersVerb,
+    "list": ListVerb,
+    "table": TableVerb,
+    "bench": BenchVerb,
+    "analyze": AnalyzeVerb,
+    "eval": EvalVerb,
+    "check": CheckVerb,
+    "sweep": SweepVerb,
+    "reproduce": ReproduceVerb,
+    "linearize": LinearizeVerb,
 }
 
 
@@ -100,9 +97,7 @@ def build_parser() -> ArgumentParser:
         help="Print the version and exit",
     )
     parser.add_argument("--debug", action="store_true", help="Show the whole traceback of an error")
-    for subparser, run in add_verbs(parser, "VERB", VERBS).values():
-        subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help=SUPPRESS)
-        subparser.set_defaults(run=run)
+    add_verbs(parser, "VERB", VERBS)
     return parser
 
 

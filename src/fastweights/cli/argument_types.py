@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from fastweights.render.units import bytes_from_words
 from fastweights.runs import ranges
@@ -65,32 +65,32 @@ class Number:
             ) from None
 
 
-positive_integer = Number(ranges.POSITIVE_INTEGER)
-non_negative_integer = Number(ranges.NON_NEGATIVE_INTEGER)
-sequence_length = Number(ranges.SEQUENCE_LENGTH)
-positive_number = Number(ranges.POSITIVE_NUMBER)
-non_negative_number = Number(ranges.NON_NEGATIVE_NUMBER)
-fraction = Number(ranges.FRACTION)
+Count = Annotated[int, Number(ranges.POSITIVE_INTEGER)]
+CountOrZero = Annotated[int, Number(ranges.NON_NEGATIVE_INTEGER)]
+Length = Annotated[int, Number(ranges.SEQUENCE_LENGTH)]
+Positive = Annotated[float, Number(ranges.POSITIVE_NUMBER)]
+NonNegative = Annotated[float, Number(ranges.NON_NEGATIVE_NUMBER)]
+Fraction = Annotated[float, Number(ranges.FRACTION)]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberList:
     """A type of arguments: numbers of a range with commas between them."""
 
-    each: Number
+    each: ranges.Range
 
     def __call__(self, text: str) -> tuple[int | float, ...]:
         try:
-            return tuple(map(self.each, text.split(",")))
+            return tuple(map(Number(self.each), text.split(",")))
         except ArgumentTypeError as error:
             raise ArgumentTypeError(
                 f"{text!r} is not a list of numbers such as 1,2,5: {error}"
             ) from None
 
 
-positive_integers = Numbers(positive_integer)
-positive_numbers = Numbers(positive_number)
-non_negative_integers = Numbers(non_negative_integer)
+Counts = Annotated[tuple[int, ...], NumberList(ranges.POSITIVE_INTEGER)]
+CountsOrZero = Annotated[tuple[int, ...], NumberList(ranges.NON_NEGATIVE_INTEGER)]
+Positives = Annotated[tuple[float, ...], NumberList(ranges.POSITIVE_NUMBER)]
 
 
 def given(text: str) -> str:
@@ -101,6 +101,9 @@ def given(text: str) -> str:
             " that is not set is empty, too)"
         )
     return text
+
+
+Given = Annotated[str, given]
 
 
 def size(text: str) -> int:
@@ -125,7 +128,10 @@ def path(text: str) -> Path:
     return Path(given(text))
 
 
-def tokenizer(text: str) -> str:
+Place = Annotated[Path, path]
+
+
+def tokenizer_name(text: str) -> str:
     """``byte``, ``bpe:N`` or the path of a saved tokenizer."""
     given(text)
     if text.startswith("bpe:") and not text[4:].isdecimal():

@@ -2,16 +2,19 @@
 others."""
 
 from fastweights.linearize.convert.attention import branches, use_mode
-from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
+from fastweights.linearize.convert.attention_layers import (
+    AttentionLayer,
+    CannotLinearize,
+    find_attention_layers,
+)
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import StateLayer, cache_bytes
 from fastweights.linearize.convert.config import FEATURE_MAPS, LinearAttentionConfig
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.handover import convert_cache, read_by_softmax, restore_cache
 from fastweights.linearize.convert.landmarks import place_landmarks
 from fastweights.linearize.convert.lolcats import from_lolcats
-from fastweights.linearize.convert.model_types import register_model_types
+from fastweights.linearize.convert.model_classes import register_model_types
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     LinearOnly,
@@ -21,7 +24,7 @@ from fastweights.linearize.convert.modes import (
     Teacher,
     WindowOnly,
 )
-from fastweights.linearize.convert.registry import RULES
+from fastweights.linearize.convert.rules import RULES
 
 register_model_types()
 

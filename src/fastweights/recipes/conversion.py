@@ -20,17 +20,18 @@ from fastweights.budget.footprint import without_numbers
 from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.memory import FLOAT, RESERVE
 from fastweights.kernels.triton.chips import Chip
+from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.convert.registry import branch_of
-from fastweights.linearize.distill.adapt import next_logits
+from fastweights.linearize.convert.rules import branch_of
 from fastweights.linearize.distill.recipe import (
     LinearizationRecipe,
     StageConfig,
     TransferConfig,
 )
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
+from fastweights.linearize.distill.transfer import BackwardInForward
+from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.recipes.recipe import ConversionRecipe
 from fastweights.recurrence import Softmax
 from fastweights.render.units import bytes_in_words

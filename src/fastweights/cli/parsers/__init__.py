@@ -1,5 +1,4 @@
-"""What the verbs accept: one file per verb, which imports nothing of the library's code.
+"""What the verbs accept, as classes of options.
 
-Defaults and choices that the code defines are written out here, so that ``--help`` needs no
-torch; a test compares them with the code.
+They import nothing of the library's code; what it defines is read from its source.
 """

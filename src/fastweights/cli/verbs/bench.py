@@ -35,7 +35,7 @@ Measure = Callable[[Report, torch.device], None]
 """Measures what a plan, which has been found to match something, asks for."""
 
 
-def measure_ops(chosen: Namespace) -> Measure:
+def bench_ops(chosen: Namespace, console: Console) -> None:
     """Recurrences and layers beside other libraries."""
     memory = 0.0 if chosen.no_memory else OpsPlan.memory_limit
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
@@ -44,10 +44,10 @@ def measure_ops(chosen: Namespace) -> Measure:
     )
     plan.cases()
     run = run_scaling if chosen.scaling else run_ops
-    return lambda report, device: run(report, plan, device)
+    _bench(chosen, console, lambda report, device: run(report, plan, device))
 
 
-def measure_decode(chosen: Namespace) -> Measure:
+def bench_decoding(chosen: Namespace, console: Console) -> None:
     """One token, and how constant its time stays."""
     plan = DecodePlan(
         chosen.quick,
@@ -57,7 +57,7 @@ def measure_decode(chosen: Namespace) -> Measure:
         chosen.compile,
     )
     plan.names()
-    return lambda report, device: _run_decode(plan, report, device)
+    _bench(chosen, console, lambda report, device: _run_decode(plan, report, device))
 
 
 def _run_decode(plan: DecodePlan, report: Report, device: torch.device) -> None:
@@ -67,7 +67,7 @@ def _run_decode(plan: DecodePlan, report: Report, device: torch.device) -> None:
             new.write_bytes(png(plot_flatness(rows)))
 
 
-def measure_training(chosen: Namespace) -> Measure:
+def bench_training(chosen: Namespace, console: Console) -> None:
     """Training steps of small models."""
     compiled = not chosen.eager
     plan = (
@@ -76,10 +76,10 @@ def measure_training(chosen: Namespace) -> Measure:
         else TrainPlan(chosen.only, compiled=compiled)
     )
     plan.mixers()
-    return lambda report, device: run_training(report, plan, device)
+    _bench(chosen, console, lambda report, device: run_training(report, plan, device))
 
 
-def measure_mesa(chosen: Namespace) -> Measure:
+def bench_mesa(chosen: Namespace, console: Console) -> None:
     """Mesa's solvers, or a checkpoint's loss."""
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
@@ -87,13 +87,12 @@ def measure_mesa(chosen: Namespace) -> Measure:
     plan = MesaPlan(
         chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts)
     )
-    return lambda report, device: run_mesa(report, plan, device)
+    _bench(chosen, console, lambda report, device: run_mesa(report, plan, device))
 
 
-def bench(chosen: Namespace, console: Console) -> None:
+def _bench(chosen: Namespace, console: Console, measure: Measure) -> None:
     """Measure a target, printing rows as they come and tables at the end."""
     device = torch.device("cpu")
-    measure = chosen.measure(chosen)
     path = chosen.out or _default_path(chosen)
     settings = {"quick": chosen.quick}
     report = open_report(chosen.target, path, settings, device, _Live(console), quick=chosen.quick)

@@ -25,12 +25,6 @@ from fastweights.train.perplexity import PositionLoss, draw, nll_by_position
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 
 
-def evaluate(chosen: Namespace, console: Console) -> None:
-    """Measure models, and say where the results are."""
-    chosen.evaluate(chosen, console)
-    console.print(f"{chosen.out}", markup=False, soft_wrap=True)
-
-
 def measure_perplexity(chosen: Namespace, console: Console) -> None:
     """Loss by token position, as numbers and as a picture."""
     if chosen.reference not in (None, *chosen.models):
@@ -50,6 +44,7 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
     with atomic_file(chosen.out / "positions.png") as new:
         new.write_bytes(png(draw(losses, chosen.reference, chosen.trained)))
     console.print(table)
+    _say_where(chosen, console)
 
 
 def _read_text(chosen: Namespace, source: str) -> PositionLoss:
@@ -80,6 +75,7 @@ def measure_tasks(chosen: Namespace, console: Console) -> None:
         for name, one in results.items():
             table.add_row(name, str(len(one.rows)), *(_cell(one, metric) for metric in METRICS))
         console.print(table)
+    _say_where(chosen, console)
 
 
 def _cell(scores: Scores, metric: str) -> str:
@@ -114,6 +110,7 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
                 if isinstance(value, float) and "stderr" not in metric:
                     table.add_row(source, name, metric.removesuffix(",none"), f"{value:.4f}")
     console.print(table)
+    _say_where(chosen, console)
 
 
 def _items(chosen: Namespace) -> dict[str, Sequence[Item]]:
@@ -136,6 +133,10 @@ def _of(name: str, chosen: Namespace) -> Sequence[Item]:
             f"{name} has no items to score (of scrambled words, those after the --shots are scored)"
         )
     return items[: chosen.limit]
+
+
+def _say_where(chosen: Namespace, console: Console) -> None:
+    console.print(f"{chosen.out}", markup=False, soft_wrap=True)
 
 
 def _file_name(source: str) -> str:

@@ -7,7 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.recipes import recipe_of, with_training_options
@@ -23,11 +26,12 @@ from fastweights.lab.bench.targets import open_report
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
-from fastweights.linearize.distill.budget import Budget, CacheBudget, LayerBudget
-from fastweights.linearize.distill.criteria import CRITERIA
+from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
-from fastweights.linearize.distill.ranking import read_ranking
+from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
+from fastweights.linearize.evaluate.criteria import CRITERIA
+from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.plots import png
 from fastweights.runs.files import atomic_file
 from fastweights.runs.layout import Layout
@@ -37,11 +41,6 @@ from fastweights.text.documents import Data
 
 TRANSFORMERS_TOP_K = 50
 """Among how many tokens transformers draws unless a model says otherwise."""
-
-
-def linearize(chosen: Namespace, console: Console) -> int | None:
-    """Do what the verb after `linearize` says; the exit status, if it may be other than 0."""
-    return chosen.act(chosen, console)
 
 
 def conversion(chosen: Namespace) -> Conversion:
@@ -95,6 +94,20 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     planned = plan(chosen.model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
     for line in [*describe_plan(planned, recipe.analog), *describe_budget(budget, planned)]:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def print_recipes(_: Namespace, console: Console) -> None:
+    """Print the published recipes."""
+    table = Table("recipe", "what it does", box=box.SIMPLE_HEAD)
+    for name, recipe in RECIPES.items():
+        stages = ", ".join(f"{stage.name} {stage.fit.steps:,}" for stage in recipe.stages)
+        settings = f"{_attention(recipe.analog)}; steps: {stages}"
+        table.add_row(Text(name), Text.assemble(RECIPE_NOTES[name], "\n", (settings, "dim")))
+    console.print(table)
+
+
+def _attention(analog: LinearAttentionConfig) -> str:
+    return f"rule {analog.rule}, features {analog.features}, window {analog.window}"
 
 
 def run(chosen: Namespace, console: Console) -> int:
@@ -205,7 +218,7 @@ def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[s
     return [
         f"model       {plan.model_type}, {plan.parameters:,} parameters",
         f"linear      layers {layers}",
-        f"attention   rule {analog.rule}, features {analog.features}, window {analog.window}",
+        f"attention   {_attention(analog)}",
         *(f"softmax     layer {layer}: {why}" for layer, why in plan.left),
         f"state       {_bytes(plan.state)} per sequence, at any length",
         (
@@ -229,7 +242,7 @@ def _describe_stage(stage: StagePlan) -> str:
     )
 
 
-def describe_budget(budget: Budget, plan: ConversionPlan) -> list[str]:
+def describe_budget(budget: SoftmaxBudget, plan: ConversionPlan) -> list[str]:
     """What a budget means, in words; of layers that are all alike where they are not ranked yet."""
     kept = budget.choose([attention.layer for attention in plan.converted], plan.caches)
     if not isinstance(budget, CacheBudget):

@@ -12,7 +12,12 @@ from rich.console import Console
 from transformers import AutoConfig
 
 from fastweights.budget import Placing, Workload, find_accelerator, plan_training
-from fastweights.cli.parsers.plan import DEVICE, VOCABULARY
+from fastweights.cli.parsers.training import (
+    DEVICE,
+    PLANNED_BATCH,
+    PLANNED_LENGTH,
+    VOCABULARY,
+)
 from fastweights.cli.plans import Lines, describe
 from fastweights.models import FastWeightsConfig, find_preset
 from fastweights.recipes import (
@@ -28,8 +33,6 @@ from fastweights.recipes import (
 from fastweights.runs.checkpoint import model_folder
 from fastweights.runs.files import write_json
 from fastweights.train.architectures import Architecture, PresetArchitecture
-
-LENGTH, BATCH = 2048, 256
 
 
 def plan(chosen: Namespace, console: Console) -> None:
@@ -105,7 +108,7 @@ def _workload(chosen: Namespace, recipe: Recipe | None) -> Workload:
     placing = Placing(count, chosen.shard, chosen.recompute, chosen.bf16 or recipe is not None)
     if recipe is None:
         device = find_accelerator(chosen.device or DEVICE)
-        workload = Workload(chosen.tokens, LENGTH, BATCH, device, placing)
+        workload = Workload(chosen.tokens, PLANNED_LENGTH, PLANNED_BATCH, device, placing)
     else:
         workload = recipe.workload(placing)
     given = {n: v for n in ("tokens", "length", "batch", "accumulate") if (v := getattr(chosen, n))}

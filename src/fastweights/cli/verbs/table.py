@@ -15,6 +15,8 @@ from fastweights.analysis.tables import TABLES, Table, page
 
 def table(chosen: Namespace, console: Console) -> None:
     """Print the papers' tables."""
+    if chosen.markdown and chosen.json:
+        raise ValueError("--markdown and --json are two forms of the same; give one of them")
     unknown = [name for name in chosen.tables if name not in TABLES]
     if unknown:
         raise ValueError(f"unknown tables: {', '.join(unknown)}; there are {', '.join(TABLES)}")

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import TextStreamer
 
-from fastweights.cli.parsers.train import DECAY, FULL_LR, LORA_LR, LR, SHAPES
+from fastweights.cli.parsers.training import DECAY, FULL_LR, LORA_LR, LR, SHAPES
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
 from fastweights.linearize.convert.model_classes import LinearizedModel
@@ -73,7 +73,7 @@ def _existing_model(chosen: Namespace) -> ExistingModel:
 def _learning_rate(chosen: Namespace) -> float:
     if chosen.lr is not None:
         return chosen.lr
-    return LR if chosen.start is None else FULL_LR if chosen.lora is None else LORA_LR
+    return LR.default if chosen.start is None else FULL_LR if chosen.lora is None else LORA_LR
 
 
 def _optimizer(chosen: Namespace) -> OptimizerConfig:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from fastweights.engines.vllm.layout import PageLayout
 from fastweights.linearize import AttentionLayer, LinearAttentionConfig, find_attention_layers
-from fastweights.linearize.convert.registry import branch_of
+from fastweights.linearize.convert.rules import branch_of
 
 
 def mark_as_hybrid(config: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fastweights.linearize.distill.generation import (
+from fastweights.linearize.evaluate.generation import (
     CONTENDERS,
     TOKENS,
     GenerationRow,

@@ -10,19 +10,24 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from fastweights.layers import Linear
-from fastweights.linearize.convert.attention_layers import AttentionLayer
+from fastweights.linearize.convert.attention_layers import (
+    SOFTMAX,
+    AttentionLayer,
+    CannotLinearize,
+    implementation_name,
+)
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer, require_keys_and_values
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.implementations import SOFTMAX, implementation_name
 from fastweights.linearize.convert.masks import ForwardMasks, make_masks
 from fastweights.linearize.convert.modes import AttentionCall, Mode, Student
-from fastweights.linearize.convert.registry import branch_of
+from fastweights.linearize.convert.rules import branch_of
 from fastweights.linearize.convert.transformers_seams import (
     attach_branch,
     attentions_with_branch,
@@ -227,4 +232,49 @@ def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
 for _softmax in SOFTMAX:
     register_attention(
         implementation_name(_softmax), partial(attend, _softmax), partial(make_masks, _softmax)
+    )
+
+
+def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
+    """Run a forward pass through all layers in a mode, without logits.
+
+    Gradients are recorded only where the mode asks for them.
+    """
+    # Of a divided model the parts are brought together by a call of the whole.
+    called: Any = model if isinstance(model, FSDPModule) else model.base_model
+    with torch.no_grad(), use_mode(model, mode):
+        called(**inputs, use_cache=False)
+
+
+def aligned_layers(model: nn.Module, blocks: bool) -> dict[int, str]:
+    """Return the paths of what is compared in a linearized model, by the number of the layer.
+
+    Args:
+        model: The model.
+        blocks: Whether these are its blocks, or else their attentions.
+    """
+    with_branch = {id(module): module.layer_idx for module in attentions_with_branch(model)}
+    found = {
+        with_branch[id(module)]: path
+        for path, module in model.named_modules()
+        if id(module) in with_branch
+    }
+    return {
+        layer: block_of(model, path) if blocks else path for layer, path in sorted(found.items())
+    }
+
+
+def block_of(model: nn.Module, path: str) -> str:
+    """Return the path of the block that a module is in.
+
+    Raises:
+        ValueError: If it is in none.
+    """
+    parts = path.split(".")
+    for end in range(1, len(parts) - 1):
+        if isinstance(model.get_submodule(".".join(parts[:end])), nn.ModuleList):
+            return ".".join(parts[: end + 1])
+    raise ValueError(
+        f"{path} of a {type(model).__name__} is in no list of blocks; take a recipe that compares"
+        " attentions, and trains all weights or adapters"
     )

@@ -14,6 +14,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from fastweights.linearize.convert.transformers_seams import (
     cache_layer_names,
+    configurations,
+    set_implementation,
     softmax_mask,
     temporary_attention,
     use_implementation,
@@ -22,6 +24,28 @@ from fastweights.linearize.convert.transformers_seams import (
 PROBE = "linearize_probe"
 REPLACEABLE = (DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__)
 """Layers of a cache that hold keys and values alone."""
+
+
+PREFIX = "linearized_"
+SOFTMAX = ("sdpa", "eager")
+"""The softmax attentions that unconverted layers and teachers can use."""
+
+
+class CannotLinearize(ValueError):  # noqa: N818
+    """A model, a layer or a call cannot be linearized; the message says why, and what to do.
+
+    Attributes:
+        what: What was asked for.
+        why: Why it is not possible.
+        fix: What to do instead.
+    """
+
+    def __init__(self, what: str, why: str, fix: str) -> None:
+        super().__init__(f"{what}: {why}; {fix}")
+        self.what, self.why, self.fix = what, why, fix
+
+    def __reduce__(self) -> tuple[type[CannotLinearize], tuple[str, str, str]]:
+        return type(self), (self.what, self.why, self.fix)
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,7 @@ def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
         One record for each attention that uses transformers' attention interface; [] if none does.
         `AttentionLayer.skip_reason` says why one is not converted by default.
     """
-    probe, training = _Probe(model), model.training
+    probe, training = _AttentionProbe(model), model.training
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with temporary_attention(PROBE, probe.attend, probe.make_mask):
         try:
@@ -123,7 +147,7 @@ def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
     return sorted(by_path.values(), key=lambda attention: attention.layer)
 
 
-class _Probe:
+class _AttentionProbe:
     """What a forward pass with the probe finds: the attentions, and the masks that transformers
     made for them.
     """
@@ -183,3 +207,35 @@ class _Probe:
 def _layer_type(module: Any) -> str | None:
     types = getattr(module.config, "layer_types", None)
     return None if types is None else types[module.layer_idx]
+
+
+def implementation_name(softmax: str) -> str:
+    """Return the name of the attention implementation of a linearized model.
+
+    Args:
+        softmax: The implementation that its softmax layers use, one of `SOFTMAX`.
+    """
+    return PREFIX + softmax
+
+
+def softmax_name(implementation: str | None) -> str:
+    """Return the softmax implementation that a name, with our prefix or without it, stands for.
+
+    Raises:
+        CannotLinearize: If it is none of `SOFTMAX`.
+    """
+    name = str(implementation).removeprefix(PREFIX)
+    if name not in SOFTMAX:
+        raise CannotLinearize(
+            f"attn_implementation={name!r}",
+            "softmax layers beside linear ones go through sdpa or eager",
+            "load the model with attn_implementation='sdpa', which takes the fused kernels"
+            " there are",
+        )
+    return name
+
+
+def use_softmax(model: PreTrainedModel, softmax: str) -> None:
+    """Let the softmax layers and the teacher of a linearized model use the implementation
+    `softmax`."""
+    set_implementation(configurations(model), implementation_name(softmax))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
 from fastweights.models.cache import (
     LAST,
@@ -23,7 +23,7 @@ Kept = tuple[Tensor, ...] | None
 """What the cache keeps of all tokens so far, a tuple of batch-first tensors; None for none."""
 
 
-class Tokens(Protocol):
+class BranchTokens(Protocol):
     """What a branch has made of some tokens: a recurrence, or one with its convolution's inputs."""
 
     def __len__(self) -> int: ...
@@ -32,7 +32,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Past:
+class RewindPoint:
     """Where a layer's state can go back to.
 
     Attributes:
@@ -42,7 +42,7 @@ class Past:
     """
 
     state: Kept
-    since: tuple[Tokens, ...]
+    since: tuple[BranchTokens, ...]
     after: Callable[[Kept, Any], Kept]
 
     @property
@@ -79,7 +79,7 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
         self.records = False
         self.state: Kept = None
         self.tokens = 0
-        self.past: Past | None = None
+        self.past: RewindPoint | None = None
 
     @property
     def nbytes(self) -> int:
@@ -130,7 +130,7 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
         """Whether `crop` can take back the last tokens."""
         return self.records
 
-    def record(self, record: Tokens, after: Callable[[Kept, Any], Kept]) -> Iterator[Any]:
+    def record(self, record: BranchTokens, after: Callable[[Kept, Any], Kept]) -> Iterator[Any]:
         """Cut `record` in parts that are to be evaluated one after the other.
 
         Where there are many tokens that `crop` will not take back, they are the first part.
@@ -141,8 +141,8 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
             self.past, record = None, record[settled:]
         past = self.past
         if past is None or past.tokens + len(record) > LONGEST_PAST:
-            past = Past(self.state, (), after)
-        self.past = Past(past.state, (*past.since, record), after)
+            past = RewindPoint(self.state, (), after)
+        self.past = RewindPoint(past.state, (*past.since, record), after)
         yield record
 
     def crop(self, tokens_to_remove: int) -> None:

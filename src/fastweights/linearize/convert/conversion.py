@@ -9,10 +9,14 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.linearize.convert.attention import install_branches
-from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
+from fastweights.linearize.convert.attention_layers import (
+    AttentionLayer,
+    CannotLinearize,
+    find_attention_layers,
+    softmax_name,
+    use_softmax,
+)
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.implementations import softmax_name, use_softmax
 from fastweights.linearize.convert.model_classes import convert_model
 from fastweights.linearize.convert.transformers_seams import implementation_of
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import StateLayer, require_dynamic
-from fastweights.linearize.convert.errors import CannotLinearize
 from fastweights.linearize.convert.modes import Teacher
 from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
 from fastweights.models.cache_names import cache_argument

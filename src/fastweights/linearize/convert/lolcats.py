@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.convert.errors import CannotLinearize
 
 NAMES = {
     "feature_map_q.mlp.layer": "phi_q.W",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.linearize.convert.errors import CannotLinearize
+from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import is_tracing, softmax_mask
 from fastweights.recurrence.base import ShapeError, lazy_property
 from fastweights.shapes import Mask, Segments

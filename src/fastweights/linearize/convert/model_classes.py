@@ -10,21 +10,27 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from fastweights.linearize.convert.attention import install_branches
-from fastweights.linearize.convert.attention_layers import AttentionLayer
+from fastweights.linearize.convert.attention_layers import (
+    PREFIX,
+    AttentionLayer,
+    CannotLinearize,
+    softmax_name,
+    use_softmax,
+)
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer
 from fastweights.linearize.convert.config import LinearAttentionConfig
-from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.implementations import PREFIX, softmax_name, use_softmax
 from fastweights.linearize.convert.transformers_seams import (
     OwnCachePolicy,
     OwnInitialization,
     attentions_with_branch,
     automatic_classes,
     change_class,
+    configuration_class,
     convert_checkpoints_alike,
     float32_children,
     implementation_of,
+    language_model_types,
     make_class,
     register_configuration,
     transformers_class,
@@ -196,3 +202,19 @@ def __getattr__(name: str) -> Any:
     if issubclass(base, PretrainedConfig):
         return register_family(base)
     return _model_or_part_class(base)
+
+
+def register_model_types() -> None:
+    """Let transformers' automatic classes read linearized checkpoints of every model type."""
+    for base in language_model_types():
+        register_configuration(PREFIX + base, type("_ModelType", (_ModelType,), {"base": base}))
+
+
+class _ModelType:
+    """Stands for ``linearized_<base>`` in transformers' table until a checkpoint of it is read."""
+
+    base: ClassVar[str]
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> PretrainedConfig:
+        return register_family(configuration_class(cls.base)).from_dict(config_dict, **kwargs)

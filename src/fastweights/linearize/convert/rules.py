@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from fastweights.features import LearnedFeatures
 from fastweights.layers import HeadNorm, l2_normalize, upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
-from fastweights.linearize.convert.branch import START, LinearBranch
+from fastweights.linearize.convert.branch import START, LinearBranch, WindowedBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
 from fastweights.recurrence.base import written_streams
@@ -305,3 +306,27 @@ class SupraBranch(RuleBranch):
 
     def read(self, o: Tensor) -> Tensor:
         return self.norm(o)
+
+
+RULES: Mapping[str, type[LinearBranch]] = {
+    "windowed": WindowedBranch,
+    "gla": GLABranch,
+    "metala": MetaLABranch,
+    "lightning": LightningBranch,
+    "gated_deltanet": GatedDeltaBranch,
+    "kda": KDABranch,
+    "mesa": MesaBranch,
+    "supra": SupraBranch,
+}
+"""What a layer can become, by the names that configurations use."""
+
+
+def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> LinearBranch:
+    """Build the module, in float32, that replaces one softmax attention.
+
+    Args:
+        config: The linear attention.
+        attention: Heads, widths and scaling of the attention that it replaces.
+    """
+    beside_sinks = config.rule == "windowed" and config.sinks > 0
+    return (UndecayedBranch if beside_sinks else RULES[config.rule])(attention, config).float()

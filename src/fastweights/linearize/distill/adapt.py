@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from fastweights.layers import upcast
-from fastweights.linearize.convert.attention import branches, use_mode
-from fastweights.linearize.convert.errors import CannotLinearize
-from fastweights.linearize.convert.modes import Teacher
+from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.losses import require_factors
+from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
 from fastweights.runs.ranges import POSITIVE_INTEGER
 from fastweights.runs.seeds import own_randomness, seed_for
 from fastweights.shapes import Mask
@@ -153,42 +151,6 @@ class TokenLoss:
             teacher = ModelLogits(partial(teacher_logits, model)) if source is None else source
             parts.append(self.kl * teacher.divergence(logits, given, learnt, first))
         return torch.stack(parts).sum()
-
-
-def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Compute the logits ``[b t-1 vocabulary]`` after all tokens but the last, in float32 or
-    wider."""
-    return upcast(model(**inputs, use_cache=False).logits[:, :-1])
-
-
-@torch.no_grad()
-def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Compute `next_logits` of the original model: with softmax attention, and without adapters."""
-    training = model.training
-    model.eval()
-    try:
-        with without_adapters(model), use_mode(model, Teacher()):
-            return next_logits(model, inputs)
-    finally:
-        model.train(training)
-
-
-def without_adapters(model: Any) -> AbstractContextManager[Any]:
-    """Disable the adapters of `model`, if it has any, for the length of a block."""
-    return model.disable_adapter() if has_adapters(model) else nullcontext()
-
-
-def unwrap_adapters(model: Any) -> PreTrainedModel:
-    """Return the model inside peft's wrapper, or `model` itself if it has none."""
-    return model.get_base_model() if has_adapters(model) else model
-
-
-def kl(teacher: Tensor, student: Tensor) -> Tensor:
-    """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
-    total = F.kl_div(
-        student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
-    )
-    return total / max(len(student), 1)
 
 
 def prepare_adaptation(

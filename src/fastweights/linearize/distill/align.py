@@ -16,13 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from fastweights.layers import upcast
-from fastweights.linearize.convert.transformers_seams import attentions_with_branch
-from fastweights.linearize.distill.losses import (
-    count_tokens,
-    output_error,
-    require_factors,
-    squared_size,
-)
+from fastweights.linearize.distill.losses import require_factors
+from fastweights.linearize.evaluate.distances import count_tokens, output_error, squared_size
 from fastweights.shapes import Mask
 
 Take = Callable[[int, Tensor], Tensor]
@@ -77,24 +72,6 @@ class HiddenLoss:
         if self.norm:
             return count_tokens(target, keep)
         return squared_size(target.unsqueeze(2), keep)
-
-
-def aligned_layers(model: nn.Module, blocks: bool) -> dict[int, str]:
-    """Return the paths of what is compared in a linearized model, by the number of the layer.
-
-    Args:
-        model: The model.
-        blocks: Whether these are its blocks, or else their attentions.
-    """
-    with_branch = {id(module): module.layer_idx for module in attentions_with_branch(model)}
-    found = {
-        with_branch[id(module)]: path
-        for path, module in model.named_modules()
-        if id(module) in with_branch
-    }
-    return {
-        layer: block_of(model, path) if blocks else path for layer, path in sorted(found.items())
-    }
 
 
 def hidden_states(
@@ -171,19 +148,3 @@ def _hook(layer: int, take: Take) -> Callable[..., Any]:
         return take(layer, output)
 
     return pass_on
-
-
-def block_of(model: nn.Module, path: str) -> str:
-    """Return the path of the block that a module is in.
-
-    Raises:
-        ValueError: If it is in none.
-    """
-    parts = path.split(".")
-    for end in range(1, len(parts) - 1):
-        if isinstance(model.get_submodule(".".join(parts[:end])), nn.ModuleList):
-            return ".".join(parts[: end + 1])
-    raise ValueError(
-        f"{path} of a {type(model).__name__} is in no list of blocks; take a recipe that compares"
-        " attentions, and trains all weights or adapters"
-    )

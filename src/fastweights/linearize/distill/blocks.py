@@ -9,7 +9,7 @@ with ``device_map`` and an offload folder, only the weights of the current block
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.modes import Mode
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
-from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit, load_parameters
-from fastweights.linearize.distill.parts import LayerParts
+from fastweights.linearize.distill.fit import TRAINED, fit, load_parameters
 from fastweights.linearize.distill.recipe import TransferConfig
-from fastweights.linearize.distill.stages import combine_by_layer, losses_by_name
-from fastweights.linearize.distill.transfer import BackwardInForward, attend_all
-from fastweights.runs.devices import to_device
+from fastweights.linearize.distill.stages import TransferStage
+from fastweights.linearize.distill.transfer import BackwardInForward
 from fastweights.runs.files import reserve, sync
 from fastweights.runs.processes import Alone, Processes, join_processes
 from fastweights.runs.report import Counts, Reporter
-from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import Every
 from fastweights.text.documents import Batches
 
@@ -94,7 +92,7 @@ def transfer_blockwise(
     return True
 
 
-class _BlockStage(PartialStage):
+class _BlockStage(TransferStage):
     """One block, on the hidden states that the block before it has left."""
 
     def __init__(
@@ -105,18 +103,12 @@ class _BlockStage(PartialStage):
         settings: TransferConfig,
         out: Path,
     ) -> None:
-        self.model, self.number, self.train, self.settings, self.out = (
-            model,
-            number,
-            train,
-            settings,
-            out,
-        )
-        self.tokens_per_sequence = train.length
         config = settings.fit
+        super().__init__(model, train, None, settings.loss, settings.dropout, config.seed)
         self.config = replace(config, every=Every(config.every.log, config.steps, config.steps))
-        self.last, self.parts = 0.0, LayerParts()
+        self.number, self.out, self.last = number, out, 0.0
         self.branch = dict(_branches_of(model, number))
+        model.requires_grad_(False)
         for branch in self.branch.values():
             branch.requires_grad_(True)
         self.before = None if number == 0 else self._states(number)
@@ -133,11 +125,8 @@ class _BlockStage(PartialStage):
         (done / NO_BRANCH_MARKER).touch()
         return True
 
-    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        seed = random_seed_from(self.config.seed, first)
-        mode = BackwardInForward(self.settings.loss, self.settings.dropout, seed, share, self.parts)
-        self._forward(first, count, mode)
-        return losses_by_name("loss", mode.losses)
+    def layers(self) -> Mapping[int, nn.Module]:
+        return self.branch
 
     def combine(
         self,
@@ -145,7 +134,7 @@ class _BlockStage(PartialStage):
         shares: Sequence[float],
         processes: Processes,
     ) -> dict[str, Tensor]:
-        losses = combine_by_layer(parts, self.parts.settle(self.branch, processes))
+        losses = super().combine(parts, shares, processes)
         self.last = float(losses["loss"])
         return losses
 
@@ -153,31 +142,21 @@ class _BlockStage(PartialStage):
         sync(_file(self.out, self.number + 1))  # a later sitting goes on to write after these
         super().save(folder, tensors)
 
-    def _forward(self, first: int, count: int, mode: BackwardInForward) -> None:
-        inputs = to_device(self.train.batch(first, count), self.model.device)
-        del inputs["labels"]
-        hidden = (
-            None
-            if self.before is None
-            else self.before[first : first + count].to(self.model.device)
-        )
-        with _run_block_alone(
-            blocks(self.model), self.number, hidden, self.after[first : first + count]
+    def attend(self, first: int, count: int, mode: Mode) -> None:
+        rows = slice(first, first + count)
+        hidden = None if self.before is None else self.before[rows].to(self.model.device)
+        with (
+            _run_block_alone(blocks(self.model), self.number, hidden, self.after[rows]),
+            suppress(_FinishedError),
         ):
-            try:
-                attend_all(self.model, inputs, mode)
-            except _FinishedError:
-                return
+            super().attend(first, count, mode)
 
     def _pass_on(self) -> None:
         """Pass a block without a branch through, since it has nothing to learn."""
         size = self.config.batch // self.config.accumulate
         for first in range(0, self.config.steps * self.config.batch, size):
-            self._forward(first, size, BackwardInForward())
+            self.attend(first, size, BackwardInForward())
         sync(_file(self.out, self.number + 1))
-
-    def clipped_parts(self) -> Iterable[nn.Module]:
-        return self.branch.values()
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         """The last training loss, on text that this block has not seen before; what is on disk is
@@ -187,11 +166,7 @@ class _BlockStage(PartialStage):
         return {"val_loss": processes.total({"loss": self.last})["loss"] / processes.count}
 
     def summary(self) -> Counts:
-        return {
-            "vocabulary": self.model.config.vocab_size,
-            "train_tokens": self.train.tokens,
-            "validation_tokens": self.train.length,
-        }
+        return {**super().summary(), "validation_tokens": self.train.length}
 
     def _states(self, number: int) -> Tensor:
         """``[sequences t d]`` of what block `number` reads, in a file mapped into memory."""

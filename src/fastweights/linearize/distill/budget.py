@@ -11,7 +11,7 @@ from fastweights.render.units import bytes_in_words
 from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
 
 
-class Budget(ABC):
+class SoftmaxBudget(ABC):
     """What the layers that stay softmax may take."""
 
     @abstractmethod
@@ -28,7 +28,7 @@ class Budget(ABC):
 
 
 @dataclass(frozen=True)
-class LayerBudget(Budget):
+class LayerBudget(SoftmaxBudget):
     """A number of layers that stay softmax.
 
     Attributes:
@@ -53,7 +53,7 @@ class LayerBudget(Budget):
 
 
 @dataclass(frozen=True)
-class CacheBudget(Budget):
+class CacheBudget(SoftmaxBudget):
     """The bytes that the cache of a sequence may take.
 
     As many layers stay softmax as fit, in the order of their ranking, and one at least is linear.

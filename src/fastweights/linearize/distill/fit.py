@@ -17,7 +17,6 @@ from fastweights.runs.files import atomic_file
 from fastweights.runs.folder import is_run
 from fastweights.runs.layout import Layout
 from fastweights.runs.loop import run_in_folder
-from fastweights.runs.metrics import Metrics, Row
 from fastweights.runs.optimizers import AdamW, OptimizerConfig
 from fastweights.runs.processes import Processes, join_processes
 from fastweights.runs.ranges import POSITIVE_NUMBER
@@ -209,8 +208,3 @@ def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name in shared:
             there[name].copy_(tensors[name])
-
-
-def read_curve(out: Path) -> list[Row]:
-    """Read the metrics of a training."""
-    return Metrics(out / "metrics.jsonl", step=2**62).rows

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import torch
 
-from fastweights.linearize.distill.context import LANDMARKS, Conversion, ConversionContext
-from fastweights.linearize.distill.training import AdaptVerb
-from fastweights.linearize.distill.verb import Verb
-from fastweights.linearize.distill.verbs import RankLayersVerb, verbs_of, verbs_until
+from fastweights.linearize.distill.conversion import Conversion
+from fastweights.linearize.distill.run import ConversionRun
+from fastweights.linearize.distill.selection import require_budget, require_ranking
+from fastweights.linearize.distill.step import ConversionStep
+from fastweights.linearize.distill.steps import RankLayersStep, steps_of, steps_until
+from fastweights.linearize.distill.student import LANDMARKS, StudentModel
+from fastweights.linearize.distill.training import AdaptStep
 from fastweights.runs.errors import CheckpointError, Stopped, TrainingError
 from fastweights.runs.files import remove_partials
 from fastweights.runs.folder import (
@@ -51,7 +54,7 @@ def run_conversion(
     Args:
         conversion: The model, the text and the recipe.
         out: The folder, new or of this same conversion.
-        until: Name of the last step to do, as `verbs_until` takes it.
+        until: Name of the last step to do, as `steps_until` takes it.
         device: Where the model computes; None for the CPU.
         layout: How the model lies in the memory of the processes while it is trained; no part of
             the conversion. Between the stages every process has the whole model.
@@ -72,68 +75,73 @@ def run_conversion(
         ValueError: If no layer would be left linear, or something is missing: peft for LoRA,
             bitsandbytes for `bits`, or a GPU for 4 bits.
     """
-    verbs = verbs_until(conversion.recipe, until)
+    steps = steps_until(conversion.recipe, until)
     device = device or torch.device("cpu")
-    _require_packages(conversion, verbs, device)
+    _require_packages(conversion, steps, device)
     _require_divisible(conversion, layout)
     processes = join_processes(device, patience)
     for stage in conversion.recipe.stages:
         stage.fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
-    context = ConversionContext(conversion, out, processes, reporter, stop, layout)
+    run = ConversionRun(conversion, out, processes, reporter, stop, layout)
+    student: StudentModel | None = StudentModel.begin(run)
     with ExitStack() as held:
-        if not _open_together(context, held, verbs):
+        if not _open_together(student, held, steps):
             return False
-        for verb in verbs:
+        for step in steps:
             if processes.any(stop()):
                 return False
-            reporter.note(f"── {verb.name}")
-            if not verb.run_together(context):
+            reporter.note(f"── {step.name}")
+            student = step.run_together(student)
+            if student is None:
                 return False
             if processes.is_first:
-                seal(out, _results(context))
+                seal(out, _results(run))
         processes.wait()
     return True
 
 
-def _open_together(context: ConversionContext, held: ExitStack, verbs: tuple[Verb, ...]) -> bool:
+def _open_together(
+    student: StudentModel, held: ExitStack, steps: tuple[ConversionStep, ...]
+) -> bool:
     """Open the folder in all processes; False if reading the text was stopped."""
-    with context.processes.first_then_others():
+    with student.run.processes.first_then_others():
         try:
-            _open_folder(context, held, verbs)
+            _open_folder(student, held, steps)
         except Stopped:
             return False
     return True
 
 
-def _open_folder(context: ConversionContext, held: ExitStack, verbs: tuple[Verb, ...]) -> None:
+def _open_folder(student: StudentModel, held: ExitStack, steps: tuple[ConversionStep, ...]) -> None:
     """Make the run's folder, or find it; `held` keeps other runs out of it."""
-    missing = missing_folders(context.out)
-    _require_recipe(context.out)
-    is_new = not is_run(context.out, context.conversion)
+    run = student.run
+    missing = missing_folders(run.out)
+    _require_recipe(run.out)
+    is_new = not is_run(run.out, run.conversion)
     if is_new:
-        context.require_budget()
-        context.require_teachers()
-    if context.processes.is_first:
-        create_run(context.out, context.conversion)
-        held.enter_context(lock_run(context.out))
-        remove_partials(context.out)
-        for path in remove_damaged(context.out, _results(context)):
-            context.reporter.note(f"{path} is missing or damaged; writing it again.")
-        record_numerics(context.out)
-    for verb in verbs_of(context.conversion.recipe):
-        verb.check(context.out)
+        require_budget(run)
+        student.loader.require_teachers()
+    if run.processes.is_first:
+        create_run(run.out, run.conversion)
+        held.enter_context(lock_run(run.out))
+        remove_partials(run.out)
+        for path in remove_damaged(run.out, _results(run)):
+            run.reporter.note(f"{path} is missing or damaged; writing it again.")
+        record_numerics(run.out)
+    for step in steps_of(run.conversion.recipe):
+        step.check(run.out)
     with remove_if_refused(missing):
-        context.require_text()
-        if is_new and any(isinstance(verb, RankLayersVerb) for verb in verbs):
-            context.require_ranking()
+        student.text.require()
+        if is_new and any(isinstance(step, RankLayersStep) for step in steps):
+            require_ranking(student)
 
 
-def _results(context: ConversionContext) -> list[Path]:
+def _results(run: ConversionRun) -> list[Path]:
     """What the steps of a run leave, each of which can be made again from what is before it."""
-    verbs = verbs_of(context.conversion.recipe)
-    names = (LANDMARKS, "adapter", *(verb.result for verb in verbs))
-    return [context.out / name for name in names]
+    steps = steps_of(run.conversion.recipe)
+    names = (LANDMARKS, "adapter", *(step.result for step in steps))
+    return [run.out / name for name in names]
 
 
 def _require_recipe(out: Path) -> None:
@@ -162,11 +170,11 @@ def _require_divisible(conversion: Conversion, layout: Layout) -> None:
 
 
 def _require_packages(
-    conversion: Conversion, verbs: tuple[Verb, ...], device: torch.device
+    conversion: Conversion, steps: tuple[ConversionStep, ...], device: torch.device
 ) -> None:
     """What this run will need, asked for before it begins."""
     bits = conversion.bits
-    if conversion.recipe.adapters and any(isinstance(verb, AdaptVerb) for verb in verbs):
+    if conversion.recipe.adapters and any(isinstance(step, AdaptStep) for step in steps):
         require_package("peft", "LoRA", "or take 0 steps of finetuning")
     if bits is None:
         return

@@ -184,50 +184,55 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     "halo": HALO,
     "kl-guided": GUIDED,
 }
-"""Recipes by name, published unless said otherwise; steps are those of the papers' tokens, unless
-said otherwise.
+"""Recipes by name, published unless `RECIPE_NOTES` says otherwise."""
 
-- lolcats: Zhang et al., 2024 (arXiv 2410.10254): a window of 64 tokens, one normaliser, relative
-  squared error of outputs; 400 steps of each stage are ours;
-- lolcats-linear: the same without a window (their ablation);
-- workshop: the ES-FoMo paper: a window of 16, eq. 8's two normalisers, cross-entropy of weights;
-- hedgehog: Zhang et al., 2024 (arXiv 2402.04347): cross-entropy of weights, no window;
-- no-transfer: the layers are swapped, and the model adapts;
-- t2r: Kasai et al., 2021: ReLU features, no transfer, all weights adapted;
-- supra: Mercat et al., 2024: ReLU features, RetNet's decays, a norm in place of the normaliser, no
-  transfer, all weights adapted. RoPE stays, and φ is one matrix for x and -x where theirs is a
-  small network;
-- hedgecats: Benfeghoul et al., 2025 (arXiv 2510.05901): cross-entropy of the linear side's weights
-  alone, then a short LoRA with the window; steps, features' width and rates are ours;
-- window-last: the same paper's hybridisation at inference: the window is added when all training is
-  over; steps and rates are ours;
-- window-dropout: the same paper's scheduled dropout of the window, as stages of falling
-  probability; the probabilities, steps and rates are ours;
-- liger: Lan et al., 2025 (arXiv 2503.01496): GLA whose gates are averages of the keys' channels,
-  beside a window with a normaliser of its own, LoRA alone; theirs weighs both sides alike, ours
-  learns γ;
-- landmarks: ours: features that are a softmax over landmarks, which are placed among the model's
-  keys (`place_landmarks`), beside a window of 64; then LoLCATs' stages, the second by KL;
-- lawcat: Liu et al., 2025 (arXiv 2509.18467): causal convolutions of 4 taps of q and k before the
-  feature maps, normalised gated linear attention, and no window; LoLCATs' two stages, of sequences
-  of 1024 tokens (a conversion's default). Gates, steps and rates are ours;
-- mohawk: Bick et al., 2024 (arXiv 2408.10189): maps, hidden states of blocks, logits, with 80, 160
-  and 2,760 million tokens of length 2048. Their students are Mamba-2's, here GLA's; batches, rates
-  and the schedule are ours;
-- mamba-in-llama: Wang et al., 2024 (arXiv 2408.15237): 50, 25, 12.5 and 0 % of the layers softmax,
-  MLPs frozen; rate, warm-up, clipping, batch and 1 · cross-entropy + 0.1 · KL are those of the
-  repository's configurations, the quarter of 20 billion tokens for each step is ours, as is GLA for
-  Mamba;
-- radlads: Goldstein et al., 2025 (arXiv 2505.03005): hidden states by their distance, then KL, then
-  long texts; 100, 500 and 100 million tokens. Their students are RWKV's, here Gated DeltaNet's; the
-  batches and the rate of the last two stages are those of HALO's description;
-- halo: HALO, 2026 (arXiv 2601.22156): hidden states by squared error, KL, and 500 steps of length
-  16,384; the batches follow from its 2.3 billion tokens. The rate of KL is that of its smallest
-  models (5e-5 and 3e-5 for larger ones), its students are lightning attention's, here SUPRA's.
-  Layers that stay softmax have no positions, and outside of training multiply the scores of the
-  query at position t by log_500(t + 500), as the paper's repository does (HyPE);
-- kl-guided: KL-guided layer selection, 2025: RADLADS' first two stages as its configurations have
-  them, with the linear attentions at a rate of their own. Between the two, if layers stay softmax
-  (``softmax_layers`` of a conversion), every candidate is trained for a third of the second one,
-  200 million tokens; the paper's criterion is "restored".
-"""
+RECIPE_NOTES: Mapping[str, str] = {
+    "lolcats": "Zhang et al., 2024 (arXiv 2410.10254): a window of 64 tokens, one normaliser,"
+    " relative squared error of outputs; 400 steps of each stage are ours",
+    "lolcats-linear": "the same without a window (their ablation)",
+    "workshop": "the ES-FoMo paper: a window of 16, eq. 8's two normalisers, cross-entropy of"
+    " weights",
+    "hedgehog": "Zhang et al., 2024 (arXiv 2402.04347): cross-entropy of weights, no window",
+    "no-transfer": "the layers are swapped, and the model adapts",
+    "t2r": "Kasai et al., 2021: ReLU features, no transfer, all weights adapted",
+    "supra": "Mercat et al., 2024: ReLU features, RetNet's decays, a norm in place of the"
+    " normaliser, no transfer, all weights adapted. RoPE stays, and φ is one matrix for x and -x"
+    " where theirs is a small network",
+    "hedgecats": "Benfeghoul et al., 2025 (arXiv 2510.05901): cross-entropy of the linear side's"
+    " weights alone, then a short LoRA with the window; steps, features' width and rates are ours",
+    "window-last": "the same paper's hybridisation at inference: the window is added when all"
+    " training is over; steps and rates are ours",
+    "window-dropout": "the same paper's scheduled dropout of the window, as stages of falling"
+    " probability; the probabilities, steps and rates are ours",
+    "liger": "Lan et al., 2025 (arXiv 2503.01496): GLA whose gates are averages of the keys'"
+    " channels, beside a window with a normaliser of its own, LoRA alone; theirs weighs both"
+    " sides alike, ours learns γ",
+    "landmarks": "ours: features that are a softmax over landmarks, which are placed among the"
+    " model's keys, beside a window of 64; then LoLCATs' stages, the second by KL",
+    "lawcat": "Liu et al., 2025 (arXiv 2509.18467): causal convolutions of 4 taps of q and k"
+    " before the feature maps, normalised gated linear attention, and no window; LoLCATs' two"
+    " stages, of sequences of 1024 tokens (a conversion's default). Gates, steps and rates are"
+    " ours",
+    "mohawk": "Bick et al., 2024 (arXiv 2408.10189): maps, hidden states of blocks, logits, with"
+    " 80, 160 and 2,760 million tokens of length 2048. Their students are Mamba-2's, here GLA's;"
+    " batches, rates and the schedule are ours",
+    "mamba-in-llama": "Wang et al., 2024 (arXiv 2408.15237): 50, 25, 12.5 and 0 % of the layers"
+    " softmax, MLPs frozen; rate, warm-up, clipping, batch and 1 · cross-entropy + 0.1 · KL are"
+    " those of the repository's configurations, the quarter of 20 billion tokens for each step is"
+    " ours, as is GLA for Mamba",
+    "radlads": "Goldstein et al., 2025 (arXiv 2505.03005): hidden states by their distance, then"
+    " KL, then long texts; 100, 500 and 100 million tokens. Their students are RWKV's, here Gated"
+    " DeltaNet's; the batches and the rate of the last two stages are those of HALO's description",
+    "halo": "HALO, 2026 (arXiv 2601.22156): hidden states by squared error, KL, and 500 steps of"
+    " length 16,384; the batches follow from its 2.3 billion tokens. The rate of KL is that of"
+    " its smallest models (5e-5 and 3e-5 for larger ones), its students are lightning"
+    " attention's, here SUPRA's. Layers that stay softmax have no positions, and outside of"
+    " training multiply the scores of the query at position t by log_500(t + 500), as the paper's"
+    " repository does (HyPE)",
+    "kl-guided": "KL-guided layer selection, 2025: RADLADS' first two stages as its configurations"
+    " have them, with the linear attentions at a rate of their own. Between the two, if layers"
+    " stay softmax (`--softmax-layers`), every candidate is trained for a third of the second"
+    " one, 200 million tokens; the paper's criterion is restored",
+}
+"""What each recipe does, whose it is and what of it is ours; steps are those of the papers' tokens
+unless said otherwise."""

@@ -1,6 +1,6 @@
-"""Candidates that are trained before layers are compared: as many layers softmax as in the end, or
-one of them, and all others linear.
+"""Which layers stay softmax: rankings, by the model as it is or by candidates that are trained.
 
+A candidate has as many layers softmax as in the end, or one of them, and all others linear.
 KL-guided layer selection (fla-org/hybrid-distillation) restores one layer of an all-linear student
 at a time, distils it for a third of the tokens, and ranks layers by the divergence that is left.
 """
@@ -8,18 +8,96 @@ at a time, distils it for a third of the tokens, and ranks layers by the diverge
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from fastweights.linearize.distill.context import ConversionContext
-from fastweights.linearize.distill.criteria import Candidates, Inputs, Losses
 from fastweights.linearize.distill.recipe import AdaptationConfig
-from fastweights.linearize.distill.training import AdaptVerb
+from fastweights.linearize.distill.run import ConversionRun
+from fastweights.linearize.distill.student import StudentModel
+from fastweights.linearize.distill.training import AdaptStep
+from fastweights.linearize.evaluate.criteria import Candidates, Inputs, Losses, name_of
+from fastweights.linearize.evaluate.ranking import Ranking, fingerprint
 from fastweights.runs.errors import Stopped
 
 
-class CandidateVerb(AdaptVerb):
+def require_budget(run: ConversionRun) -> None:
+    """Check that what the softmax layers may take allows for a conversion.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    layers = [attention.layer for attention in run.plan.converted]
+    run.conversion.budget.choose(layers, run.plan.caches)
+
+
+def require_ranking(student: StudentModel) -> None:
+    """Check that the ranking that is given is of this model, or that the text can show what its
+    layers are to be ranked by.
+
+    Raises:
+        ValueError: If it is not, or cannot.
+    """
+    conversion = student.run.conversion
+    if conversion.ranking is not None:
+        layers = [attention.layer for attention in student.run.plan.converted]
+        conversion.ranking.require(_fingerprint(student), layers)
+    else:
+        measure = conversion.rank_by.measure
+        measure.require_text(lambda: student.model, ranking_text(student))
+
+
+def ranking_text(student: StudentModel) -> list[Inputs]:
+    """Return what layers are compared on."""
+    measure = student.run.conversion.rank_by.measure
+    return measure.text(student.text.comparison_batches(), student.text.tokenizer)
+
+
+def _fingerprint(student: StudentModel) -> str:
+    """Of the softmax model."""
+    _ = student.model  # whose weights are on this machine from then on
+    return fingerprint(student.run.conversion.model)
+
+
+def trains_candidates(student: StudentModel) -> bool:
+    """Whether candidates are trained before layers are compared, and some of them are kept."""
+    conversion = student.run.conversion
+    if not conversion.recipe.selection or conversion.ranking is not None:
+        return False
+    return bool(conversion.budget.choose(student.linear_layers(), student.run.plan.caches))
+
+
+def losses_now(student: StudentModel) -> Losses:
+    """Return what is lost with each choice of linear layers, of the model as it is now."""
+    measure, batches = student.run.conversion.rank_by.measure, ranking_text(student)
+    models = Candidates(student.model, student.changed_original())
+    return lambda choices: measure.losses(models, batches, choices)
+
+
+def rank(student: StudentModel, losses: Losses) -> Ranking:
+    """Rank the layers by what is lost with each choice of linear ones."""
+    conversion = student.run.conversion
+    damage = conversion.rank_by.damage(student.linear_layers(), losses)
+    sources = ", ".join(conversion.data.validation or conversion.data.sources)
+    batches = ranking_text(student)
+    tokens = max(batch["input_ids"].shape[1] for batch in batches)
+    return Ranking(
+        criterion=name_of(conversion.rank_by),
+        measure=f"{conversion.rank_by.measure.words}{_training_in_words(student)}",
+        damage=dict(sorted(damage.items())),
+        order=tuple(damage),
+        model=_fingerprint(student),
+        text=f"{len(batches)} sequences of {tokens} tokens, held out of {sources}",
+    )
+
+
+def _training_in_words(student: StudentModel) -> str:
+    recipe = student.run.conversion.recipe
+    if not trains_candidates(student):
+        return ""
+    return f", after {recipe.selection:.3g} of the steps of {recipe.whole[0].name}"
+
+
+class CandidateStep(AdaptStep):
     """Train a candidate, in a folder of its own, with the logits that the whole stage stores.
 
     Args:
@@ -35,46 +113,39 @@ class CandidateVerb(AdaptVerb):
         super().__init__(named)
         self.stage = config
 
-    def logits_folder(self, context: ConversionContext) -> Path:
-        return context.out / "teacher" / self.stage.name
+    def logits_folder(self, run: ConversionRun) -> Path:
+        return run.out / "teacher" / self.stage.name
 
 
-def trained_losses(context: ConversionContext) -> Losses:
+def trained_losses(student: StudentModel) -> Losses:
     """Return what trains every candidate shortly, in all processes together, and measures it.
 
     Args:
-        context: The run, whose model has all its linear layers.
+        student: The model, with all its linear layers.
 
     Returns:
         What a criterion asks for losses; it raises `Stopped` where a training was stopped.
     """
-    texts, linear = context.ranking_text(), context.linear_layers()
+    texts, linear = ranking_text(student), student.linear_layers()
 
     def losses(choices: Sequence[Collection[int]]) -> list[float]:
-        return [_loss(context, texts, sorted(chosen), linear) for chosen in choices]
+        return [_loss(student, texts, sorted(chosen), linear) for chosen in choices]
 
     return losses
 
 
 def _loss(
-    context: ConversionContext, texts: list[Inputs], chosen: list[int], linear: Sequence[int]
+    student: StudentModel, texts: list[Inputs], chosen: list[int], linear: Sequence[int]
 ) -> float:
     """What is lost with these layers linear; softmax alone loses nothing, and needs no training."""
     if not chosen:
         return 0.0
-    recipe, candidate = context.conversion.recipe, _converted_again(context, chosen)
-    softmax = [layer for layer in linear if layer not in chosen]
-    if not CandidateVerb(recipe.whole[0], recipe.selection, softmax).run(candidate):
+    conversion, processes = student.run.conversion, student.run.processes
+    recipe, softmax = conversion.recipe, [layer for layer in linear if layer not in chosen]
+    step = CandidateStep(recipe.whole[0], recipe.selection, softmax)
+    candidate = step.run(student.with_model(student.convert_again(chosen, conversion.bits)))
+    if candidate is None:
         raise Stopped
     models = Candidates(candidate.model, candidate.changed_original())
-    (loss,) = context.conversion.rank_by.measure.losses(models, texts, [chosen])
-    first = context.processes.is_first  # whose number all go by
-    return context.processes.total({"loss": loss if first else 0.0})["loss"]
-
-
-def _converted_again(context: ConversionContext, layers: list[int]) -> ConversionContext:
-    """The run with another model, of which these layers are linear."""
-    other = copy(context)
-    other.finished = [*context.finished]
-    other.model = context.convert_again(layers, context.conversion.bits)
-    return other
+    (loss,) = conversion.rank_by.measure.losses(models, texts, [chosen])
+    return processes.total({"loss": loss if processes.is_first else 0.0})["loss"]  # all go by its

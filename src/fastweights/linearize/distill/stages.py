@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import aligned_layers, attend_all, branches, use_mode
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     Mode,
@@ -20,20 +21,13 @@ from fastweights.linearize.convert.modes import (
     require_window,
 )
 from fastweights.linearize.distill.adapt import LogitSource, TokenLoss
-from fastweights.linearize.distill.align import (
-    HiddenLoss,
-    Receive,
-    aligned_layers,
-    alignment,
-    hidden_states,
-)
+from fastweights.linearize.distill.align import HiddenLoss, Receive, alignment, hidden_states
 from fastweights.linearize.distill.fit import PartialStage
-from fastweights.linearize.distill.parts import LayerParts
+from fastweights.linearize.distill.losses import LayerParts
 from fastweights.linearize.distill.transfer import (
     BackwardInForward,
     LossOnly,
     TransferLoss,
-    attend_all,
     is_drawn,
     only_branches,
 )
@@ -52,11 +46,13 @@ class TextStage(PartialStage):
 
     Attributes:
         train: Batches to train on.
-        validation: The text to validate on.
+        validation: The text to validate on; None for a stage that asks for no text.
         together: Sequences that are validated at once.
     """
 
-    def __init__(self, model: Any, train: Batches, validation: Stream, together: int = 4) -> None:
+    def __init__(
+        self, model: Any, train: Batches, validation: Stream | None, together: int = 4
+    ) -> None:
         self.model, self.train, self.validation, self.together = model, train, validation, together
         self.tokens_per_sequence = train.length
 
@@ -64,8 +60,12 @@ class TextStage(PartialStage):
         return {
             "vocabulary": self.model.config.vocab_size,
             "train_tokens": self.train.tokens,
-            "validation_tokens": self.validation.tokens,
+            "validation_tokens": 0 if self.validation is None else self.validation.tokens,
         }
+
+    def validation_batches(self) -> Iterable[Mapping[str, Tensor]]:
+        """The text to validate on, in batches."""
+        return [] if self.validation is None else self.validation.sequential_batches(self.together)
 
     def on_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return to_device(inputs, self.model.device)
@@ -75,28 +75,21 @@ class TextStage(PartialStage):
         return self.on_device({name: x for name, x in batch.items() if name != "labels"})
 
 
-class TransferStage(TextStage):
-    """Stage one, attention transfer: ``loss`` is the mean over layers, ``loss/3`` that of layer
-    3."""
+class LayerStage(TextStage):
+    """A stage in which every layer has a loss of its own: ``loss`` is the mean over layers,
+    ``loss/3`` that of layer 3."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        train: Batches,
-        validation: Stream,
-        loss: TransferLoss = TransferLoss(),
-        dropout: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(only_branches(model), train, validation)
-        self.loss, self.dropout, self.dropout_seed = loss, dropout, seed
+    def __init__(self, model: Any, train: Batches, validation: Stream | None) -> None:
+        super().__init__(model, train, validation)
         self.parts = LayerParts()
 
-    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        seed = random_seed_from(self.dropout_seed, first)
-        mode = BackwardInForward(self.loss, self.dropout, seed, share, self.parts)
-        attend_all(self.model, self.without_labels(self.train.batch(first, count)), mode)
-        return losses_by_name("loss", mode.losses)
+    @abstractmethod
+    def layers(self) -> Mapping[int, nn.Module]:
+        """What each layer's loss trains, by the number of the layer."""
+
+    @abstractmethod
+    def losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
+        """Compute the layers' losses on a batch, without graphs."""
 
     def combine(
         self,
@@ -104,30 +97,27 @@ class TransferStage(TextStage):
         shares: Sequence[float],
         processes: Processes,
     ) -> dict[str, Tensor]:
-        return combine_by_layer(parts, self.parts.settle(branches(self.model), processes))
+        totals = dict[int, Tensor]()
+        for layer, of_parts in self.parts.settle(self.layers(), processes).items():
+            losses = [losses[f"loss/{layer}"] for losses in parts]
+            totals[layer] = torch.stack(losses).mul(losses[0].new_tensor(of_parts)).sum()
+        return losses_by_name("loss", totals)
 
     def clipped_parts(self) -> Iterable[nn.Module]:
-        return branches(self.model).values()
+        return self.layers().values()
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
+        """The layers' losses and their mean, each in the mean over tokens."""
+        totals, tokens = dict[str, float](), 0
         with evaluation_mode(self.model):
-            return _mean_losses(self._losses, self, processes)
-
-    def _losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
-        mode = LossOnly(self.loss)
-        attend_all(self.model, self.without_labels(batch), mode)
-        return mode.losses
-
-
-def combine_by_layer(
-    parts: Sequence[Mapping[str, Tensor]], shares: Mapping[int, Sequence[float]]
-) -> dict[str, Tensor]:
-    """The losses of a batch by name, from those of its parts and every layer's shares of them."""
-    totals = dict[int, Tensor]()
-    for layer, of_parts in shares.items():
-        losses = [losses[f"loss/{layer}"] for losses in parts]
-        totals[layer] = torch.stack(losses).mul(losses[0].new_tensor(of_parts)).sum()
-    return losses_by_name("loss", totals)
+            for batch, counts in processes.share(self.validation_batches()):
+                count = counts * batch["input_ids"].numel()
+                tokens += count
+                for name, loss in losses_by_name("val_loss", self.losses(batch)).items():
+                    totals[name] = totals.get(name, 0.0) + count * float(loss)
+        found = processes.total({**totals, "tokens": tokens})
+        tokens = found.pop("tokens")
+        return {name: total / tokens for name, total in found.items()}
 
 
 def losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]:
@@ -136,8 +126,42 @@ def losses_by_name(name: str, losses: Mapping[int, Tensor]) -> dict[str, Tensor]
     return {name: mean, **{f"{name}/{layer}": loss.cpu() for layer, loss in sorted(losses.items())}}
 
 
-class AlignStage(TextStage):
-    """Hidden-state alignment: ``loss`` is the mean over layers, ``loss/3`` that of layer 3.
+class TransferStage(LayerStage):
+    """Attention transfer: every branch learns to give what softmax gives."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        train: Batches,
+        validation: Stream | None,
+        loss: TransferLoss = TransferLoss(),
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(only_branches(model), train, validation)
+        self.loss, self.dropout, self.dropout_seed = loss, dropout, seed
+
+    def layers(self) -> Mapping[int, nn.Module]:
+        return branches(self.model)
+
+    def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
+        seed = random_seed_from(self.dropout_seed, first)
+        mode = BackwardInForward(self.loss, self.dropout, seed, share, self.parts)
+        self.attend(first, count, mode)
+        return losses_by_name("loss", mode.losses)
+
+    def attend(self, first: int, count: int, mode: Mode) -> None:
+        """Let the layers attend to some sequences of the text in a mode."""
+        attend_all(self.model, self.without_labels(self.train.batch(first, count)), mode)
+
+    def losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
+        mode = LossOnly(self.loss)
+        attend_all(self.model, self.without_labels(batch), mode)
+        return mode.losses
+
+
+class AlignStage(LayerStage):
+    """Hidden-state alignment: every layer learns to give what the softmax model's own gives.
 
     It goes backward inside the forward pass, in the memory of one layer, unless the model is
     divided: every layer reads the teacher's states, to which no gradient goes.
@@ -160,7 +184,7 @@ class AlignStage(TextStage):
     ) -> None:
         super().__init__(model, train, validation)
         self.loss, self.teacher = loss, teacher
-        self.paths, self.parts = aligned_layers(model, loss.blocks), LayerParts()
+        self.paths = aligned_layers(model, loss.blocks)
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         self.model.eval()  # a dropout would show layers something else than the teacher's
@@ -172,30 +196,15 @@ class AlignStage(TextStage):
         def receive(layer: int, loss: Tensor, weight: Tensor) -> None:
             take(loss * self.parts.factor(layer, weight, share))
 
-        losses = self._losses(batch, receive)
+        losses = self.losses(batch, receive)
         if kept:
             go_backward(torch.stack(kept).sum())
         return losses_by_name("loss", losses)
 
-    def combine(
-        self,
-        parts: Sequence[Mapping[str, Tensor]],
-        shares: Sequence[float],
-        processes: Processes,
-    ) -> dict[str, Tensor]:
-        return combine_by_layer(parts, self.parts.settle(self._layers(), processes))
-
-    def clipped_parts(self) -> Iterable[nn.Module]:
-        return self._layers().values()
-
-    def _layers(self) -> dict[int, nn.Module]:
+    def layers(self) -> Mapping[int, nn.Module]:
         return {layer: self.model.get_submodule(path) for layer, path in self.paths.items()}
 
-    def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
-        with evaluation_mode(self.model):
-            return _mean_losses(self._losses, self, processes)
-
-    def _losses(
+    def losses(
         self,
         batch: Mapping[str, Tensor],
         receive: Receive = lambda layer, loss, weight: None,
@@ -209,23 +218,6 @@ class AlignStage(TextStage):
             return hidden_states(self.teacher(), self.paths, inputs)
         with use_mode(self.model, Teacher()):
             return hidden_states(self.model, self.paths, inputs)
-
-
-def _mean_losses(
-    losses: Callable[[Mapping[str, Tensor]], Mapping[int, Tensor]],
-    stage: TextStage,
-    processes: Processes,
-) -> dict[str, float]:
-    """The layers' losses on the validation text, and their mean, in the mean over tokens."""
-    totals, tokens = dict[str, float](), 0
-    for batch, counts in processes.share(stage.validation.sequential_batches(stage.together)):
-        count = counts * batch["input_ids"].numel()
-        tokens += count
-        for name, loss in losses_by_name("val_loss", losses(batch)).items():
-            totals[name] = totals.get(name, 0.0) + count * float(loss)
-    found = processes.total({**totals, "tokens": tokens})
-    tokens = found.pop("tokens")
-    return {name: total / tokens for name, total in found.items()}
 
 
 class PartlyLinear(Mode):
@@ -309,8 +301,7 @@ class AdaptStage(TextStage):
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         total, tokens = 0.0, 0
         with evaluation_mode(self.model), use_mode(self.model, self._mode()):
-            batches = self.validation.sequential_batches(self.together)
-            for batch, counts in processes.share(batches):
+            for batch, counts in processes.share(self.validation_batches()):
                 learnt = counts * count_learnt(batch["labels"])
                 total += learnt * float(TokenLoss()(self.model, self.on_device(batch)))
                 tokens += learnt

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from fastweights.linearize.convert.attention import block_of
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.adapt import prepare_adaptation
-from fastweights.linearize.distill.align import block_of
 from fastweights.linearize.distill.transfer import only_branches
 from fastweights.train.adapters import LoRA
 

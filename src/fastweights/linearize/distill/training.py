@@ -10,14 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.linearize.convert.modes import Student
-from fastweights.linearize.distill.adapt import (
-    LogitSource,
-    ModelLogits,
-    teacher_logits,
-)
+from fastweights.linearize.distill.adapt import LogitSource, ModelLogits
 from fastweights.linearize.distill.blocks import transfer_blockwise
-from fastweights.linearize.distill.comparison import LINEAR, compare_with_softmax, distances
-from fastweights.linearize.distill.context import ConversionContext
 from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
@@ -25,12 +19,15 @@ from fastweights.linearize.distill.recipe import (
     StageConfig,
     TransferConfig,
 )
+from fastweights.linearize.distill.run import ConversionRun, logit_count
 from fastweights.linearize.distill.stages import (
     AdaptStage,
     AlignStage,
     TransferStage,
     softmax_layers,
 )
+from fastweights.linearize.distill.step import ConversionStep
+from fastweights.linearize.distill.student import StudentModel
 from fastweights.linearize.distill.teachers import (
     Logits,
     StoredLogits,
@@ -38,11 +35,12 @@ from fastweights.linearize.distill.teachers import (
     open_store,
     store_logits,
 )
-from fastweights.linearize.distill.verb import Verb
+from fastweights.linearize.evaluate.comparison import LINEAR, compare_with_softmax, distances
+from fastweights.linearize.evaluate.logits import teacher_logits
 from fastweights.runs.layout import Layout
 
 
-class StageVerb(Verb):
+class TrainStep(ConversionStep):
     """Train one stage of the recipe, in the folder of its name.
 
     Args:
@@ -52,45 +50,51 @@ class StageVerb(Verb):
     def __init__(self, config: StageConfig) -> None:
         self.config, self.name = config, config.name
 
-    def run_together(self, context: ConversionContext) -> bool:
+    def run_together(self, student: StudentModel) -> StudentModel | None:
         """Run in all processes, which share the training."""
-        return self.run(context)
+        return self.run(student)
 
-    def run(self, context: ConversionContext) -> bool:
-        layers = context.linear_layers()
-        if not self.train(context):
-            return False
-        context.finished.append(self.config)
-        if context.is_divided:
-            context.model = context.convert_again(layers, context.conversion.bits)
-        return True
+    def run(self, student: StudentModel) -> StudentModel | None:
+        layers, run = student.linear_layers(), student.run
+        trained = self.train(student)
+        if trained is None:
+            return None
+        trained = trained.after(self.config)
+        if not run.is_divided:
+            return trained
+        return trained.with_model(trained.convert_again(layers, run.conversion.bits))
 
     @abstractmethod
-    def train(self, context: ConversionContext) -> bool:
-        """Train the model, or give it what has been trained; whether that is complete."""
+    def train(self, student: StudentModel) -> StudentModel | None:
+        """Train the model, or give it what has been trained; None if that is not complete."""
 
-    def teaches_itself(self, context: ConversionContext) -> bool:
+    def teaches_itself(self, student: StudentModel) -> bool:
         """Whether the model is its own teacher from the beginning of the stage to its end."""
-        return context.has_own_teacher and not self.config.trained.changes_weights
+        return student.has_own_teacher and not self.config.trained.changes_weights
 
-    def prepare(self, context: ConversionContext) -> None:
+    def prepare(self, student: StudentModel) -> StudentModel:
         """Make what is trained require gradients, in a model with adapters if there are any."""
-        context.model = self.config.trained.prepare(context.model, context.conversion.seed)
+        seed = student.run.conversion.seed
+        return student.with_model(self.config.trained.prepare(student.model, seed))
 
-    def fit(self, context: ConversionContext, stage: PartialStage, layout: Layout) -> bool:
-        """Train a stage in its folder."""
-        return fit(
+    def fit(
+        self, student: StudentModel, stage: PartialStage, layout: Layout
+    ) -> StudentModel | None:
+        """Train a stage in its folder; None if that is not complete."""
+        run = student.run
+        is_complete = fit(
             stage,
             self.config.fit,
-            context.out / self.name,
-            processes=context.processes,
+            run.out / self.name,
+            processes=run.processes,
             layout=layout,
-            reporter=context.reporter,
-            stop=context.stop,
+            reporter=run.reporter,
+            stop=run.stop,
         )
+        return student if is_complete else None
 
 
-class LayerVerb(StageVerb):
+class LayerStep(TrainStep):
     """Train every layer on what the softmax model's own layer gives, and measure the model then."""
 
     def __init__(self, config: StageConfig) -> None:
@@ -98,67 +102,69 @@ class LayerVerb(StageVerb):
         self.result = f"{self.name}.json"
         self.numbers = (LINEAR,)
 
-    def run(self, context: ConversionContext) -> bool:
-        if not super().run(context):
-            return False
-        with context.processes.first_then_others():
-            if not self.is_done(context.out):
-                context.write(self.name, measure_layers(context))
-                self.tell(context)
-        return True
+    def run(self, student: StudentModel) -> StudentModel | None:
+        trained = super().run(student)
+        if trained is None:
+            return None
+        with trained.run.processes.first_then_others():
+            if not self.is_done(trained.run.out):
+                trained.run.write(self.name, measure_layers(trained))
+                self.tell(trained.run)
+        return trained
 
-    def tell(self, context: ConversionContext) -> None:
+    def tell(self, run: ConversionRun) -> None:
         """Say what should be known of the result."""
 
 
-class TransferVerb(LayerVerb):
+class TransferStep(LayerStep):
     """Train every branch to reproduce its softmax."""
 
     config: TransferConfig
 
-    def train(self, context: ConversionContext) -> bool:
-        config, text = self.config, context.train(self.config.length)
+    def train(self, student: StudentModel) -> StudentModel | None:
+        run, config, text = student.run, self.config, student.text.train(self.config.length)
         if config.blockwise:
-            return transfer_blockwise(
-                context.model,
+            is_complete = transfer_blockwise(
+                student.model,
                 text,
                 config,
-                context.out / self.name,
-                processes=context.processes,
-                reporter=context.reporter,
-                stop=context.stop,
+                run.out / self.name,
+                processes=run.processes,
+                reporter=run.reporter,
+                stop=run.stop,
             )
-        validation = context.validation_of(config.length)
+            return student if is_complete else None
+        validation = student.text.validation_of(config.length)
         stage = TransferStage(
-            context.model, text, validation, config.loss, config.dropout, config.fit.seed
+            student.model, text, validation, config.loss, config.dropout, config.fit.seed
         )
-        return self.fit(context, stage, _without_recomputing(context.layout))
+        return self.fit(student, stage, _without_recomputing(run.layout))
 
-    def tell(self, context: ConversionContext) -> None:
+    def tell(self, run: ConversionRun) -> None:
         distance = "error" if self.config.loss.output else "divergence"
-        before, after = (context.read(name).get(distance, 0.0) for name in ("convert", self.name))
+        before, after = (run.read(name).get(distance, 0.0) for name in ("convert", self.name))
         if after > before:
-            context.reporter.note(
+            run.reporter.note(
                 f"The transfer made the layers worse: their {distance} was {before:.4g}, is"
                 f" {after:.4g}. Try a lower learning rate or more steps."
             )
 
 
-class AlignVerb(LayerVerb):
+class AlignStep(LayerStep):
     """Train every layer to give the hidden states that the softmax model's own layer gives."""
 
     config: AlignmentConfig
 
-    def train(self, context: ConversionContext) -> bool:
-        self.prepare(context)
+    def train(self, student: StudentModel) -> StudentModel | None:
+        student = self.prepare(student)
         stage = AlignStage(
-            context.model,
-            context.train(self.config.length),
-            context.validation_of(self.config.length),
+            student.model,
+            student.text.train(self.config.length),
+            student.text.validation_of(self.config.length),
             self.config.loss,
-            None if self.teaches_itself(context) else context.teacher(),
+            None if self.teaches_itself(student) else student.loader.teacher(),
         )
-        return self.fit(context, stage, _without_recomputing(context.layout))
+        return self.fit(student, stage, _without_recomputing(student.run.layout))
 
 
 def _without_recomputing(layout: Layout) -> Layout:
@@ -166,18 +172,7 @@ def _without_recomputing(layout: Layout) -> Layout:
     return replace(layout, recompute=False)
 
 
-def layer_verb(config: StageConfig) -> LayerVerb:
-    """Return the step that trains a stage by layer."""
-    return _BY_LAYER[type(config)](config)
-
-
-_BY_LAYER: Mapping[type[StageConfig], type[LayerVerb]] = {
-    TransferConfig: TransferVerb,
-    AlignmentConfig: AlignVerb,
-}
-
-
-class AdaptVerb(StageVerb):
+class AdaptStep(TrainStep):
     """Train the model as a whole to adapt to its linear layers."""
 
     config: AdaptationConfig
@@ -186,64 +181,58 @@ class AdaptVerb(StageVerb):
         super().__init__(config)
         self.result = f"{self.name}/{TRAINED}"
 
-    def train(self, context: ConversionContext) -> bool:
-        config, layers = self.config, context.linear_layers()
-        if not self._store(context):
-            return False
-        self.prepare(context)
+    def train(self, student: StudentModel) -> StudentModel | None:
+        config, layers = self.config, student.linear_layers()
+        if not self._store(student):
+            return None
+        student = self.prepare(student)
         stage = AdaptStage(
-            context.model,
-            context.train(config.length),
-            context.validation_of(config.length),
+            student.model,
+            student.text.train(config.length),
+            student.text.validation_of(config.length),
             config.loss,
-            source=self._source(context),
+            source=self._source(student),
             softmax=softmax_layers(layers, config.softmax),
             dropout=config.dropout,
             seed=config.fit.seed,
         )
-        return self.fit(context, stage, context.layout)
+        return self.fit(student, stage, student.run.layout)
 
-    def _source(self, context: ConversionContext) -> LogitSource | None:
+    def _source(self, student: StudentModel) -> LogitSource | None:
         """The teacher; None for the model itself."""
         teacher = self.config.loss.teacher
         if teacher.top_k is not None:
-            return TopLogits(self.logits_folder(context))
-        if teacher.model is None and self.teaches_itself(context):
+            return TopLogits(self.logits_folder(student.run))
+        if teacher.model is None and self.teaches_itself(student):
             return None
-        return ModelLogits(context.logits_of(teacher.model))
+        return ModelLogits(student.loader.logits_of(teacher.model))
 
-    def _store(self, context: ConversionContext) -> bool:
+    def _store(self, student: StudentModel) -> bool:
         """Store the teacher's logits, if they are asked for; whether that is complete."""
-        teacher = self.config.loss.teacher
-        if teacher.top_k is None or self.is_done(context.out):
+        teacher, run = self.config.loss.teacher, student.run
+        if teacher.top_k is None or self.is_done(run.out):
             return True
-        folder, stored = self.logits_folder(context), self._stored(context, teacher.top_k)
-        if open_store(folder, stored, context.processes, context.reporter):
+        folder, stored = self.logits_folder(run), self._stored(run, teacher.top_k)
+        if open_store(folder, stored, run.processes, run.reporter):
             return True
-        context.reporter.note(f"Storing the teacher's logits in {folder}")
-        return store_logits(
-            folder,
-            stored,
-            context.train(self.config.length),
-            self._logits(context),
-            context.processes,
-            context.stop,
-        )
+        run.reporter.note(f"Storing the teacher's logits in {folder}")
+        train, logits = student.text.train(self.config.length), self._logits(student)
+        return store_logits(folder, stored, train, logits, run.processes, run.stop)
 
-    def _logits(self, context: ConversionContext) -> Logits:
+    def _logits(self, student: StudentModel) -> Logits:
         """What computes the teacher's logits, as many as the model has."""
-        if self.config.loss.teacher.model is None and context.has_own_teacher:
-            return partial(teacher_logits, context.model)
-        logits = context.logits_of(self.config.loss.teacher.model)
-        rows = context.rows_of(context.conversion.model)
+        if self.config.loss.teacher.model is None and student.has_own_teacher:
+            return partial(teacher_logits, student.model)
+        logits = student.loader.logits_of(self.config.loss.teacher.model)
+        rows = logit_count(student.run.conversion.model)
         return lambda inputs: logits(inputs)[..., :rows]
 
-    def logits_folder(self, context: ConversionContext) -> Path:
+    def logits_folder(self, run: ConversionRun) -> Path:
         """The folder of the teacher's stored logits."""
-        return context.out / "teacher" / self.name
+        return run.out / "teacher" / self.name
 
-    def _stored(self, context: ConversionContext, top_k: int) -> StoredLogits:
-        conversion, config = context.conversion, self.config
+    def _stored(self, run: ConversionRun, top_k: int) -> StoredLogits:
+        conversion, config = run.conversion, self.config
         return StoredLogits(
             config.loss.teacher.model or conversion.model,
             top_k,
@@ -254,12 +243,19 @@ class AdaptVerb(StageVerb):
         )
 
 
-def measure_layers(context: ConversionContext) -> dict[str, Any]:
+def step_of(config: StageConfig) -> TrainStep:
+    """Return the step that trains a stage."""
+    if isinstance(config, TransferConfig):
+        return TransferStep(config)
+    return AdaptStep(config) if isinstance(config, AdaptationConfig) else AlignStep(config)
+
+
+def measure_layers(student: StudentModel) -> dict[str, Any]:
     """Measure the model before it adapts as a whole: how well it predicts, and how far its layers
     are from their softmax, as long as that is the original one's."""
-    teacher = context.original_logits()
+    teacher, text = student.original_logits(), student.text
     found = compare_with_softmax(
-        context.model, context.validation.sequential_batches(4), {LINEAR: Student()}, teacher
+        student.model, text.validation.sequential_batches(4), {LINEAR: Student()}, teacher
     )
     row: Mapping[str, Any] = {LINEAR: found[LINEAR].row()}
-    return {**row, **({} if teacher else distances(context.model, context.comparison_batches()))}
+    return {**row, **({} if teacher else distances(student.model, text.comparison_batches()))}

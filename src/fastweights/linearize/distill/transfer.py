@@ -8,33 +8,29 @@ mistakes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Generator, Tensor
 from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.modes import AttentionCall, Mode, hide_window, require_window
-from fastweights.linearize.distill.losses import (
+from fastweights.linearize.distill.losses import LayerParts, require_factors
+from fastweights.linearize.evaluate.distances import (
     count_tokens,
+    cross_entropy,
+    map_distance,
     output_error,
-    require_factors,
+    softmax_map,
     squared_size,
 )
-from fastweights.linearize.distill.parts import LayerParts
 from fastweights.methods import evaluate
-from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
+from fastweights.recurrence import Recurrence
 from fastweights.runs.seeds import random_seed_from
 from fastweights.runs.stage import go_backward
-from fastweights.shapes import Map, Mask, Output
-
-FLOOR = 1e-12
-"""Of the weights whose logarithm is taken: ReLU's may be zero (LoLCATs' code has the same)."""
+from fastweights.shapes import Output
 
 
 @dataclass(frozen=True)
@@ -97,70 +93,6 @@ class TransferLoss:
         if self.maps and not (self.output or self.weights):
             return upcast(target).new_tensor(len(target))
         return count_tokens(target, call.keep)
-
-
-def cross_entropy(record: Recurrence, keep: Mask | None) -> Tensor:
-    """Compute the cross-entropy -Σ_i a_ni log â_ni of attention weights with softmax's, in nats.
-
-    It is the mean over heads and over queries n that are not padding.
-    """
-    rows = -(teacher_map(record) * record.attention_map().clamp(min=FLOOR).log()).sum(-1)
-    return _mean(rows, keep)
-
-
-def map_distance(record: Recurrence, teacher: Map, keep: Mask | None) -> Tensor:
-    """Compute ‖A - Â‖ (Frobenius) of maps ``[b h t t]`` with those of `record`.
-
-    It is the mean over sequences and heads; rows of padding are left out.
-    """
-    rows = upcast(teacher) - record.attention_map()
-    rows = rows if keep is None else rows * keep[:, None, :, None]
-    return torch.linalg.vector_norm(rows, dim=(-2, -1)).mean()
-
-
-@torch.no_grad()
-def softmax_map(call: AttentionCall) -> Map:
-    """Compute the weights ``[b h t t]`` of the model's own attention, whatever that is.
-
-    Its values are tokens' unit vectors, so that its outputs are the weights.
-    """
-    size, groups = call.v.shape[1:3]
-    unit = torch.eye(size, dtype=call.v.dtype, device=call.v.device)[None, :, None]
-    return call.softmax(unit.expand(len(call.v), -1, groups, -1)).transpose(1, 2)
-
-
-def divergence(record: Recurrence, keep: Mask | None) -> Tensor:
-    """Compute KL(a ‖ â) = Σ_i a_ni log(a_ni / â_ni) of attention weights, in nats.
-
-    It is the mean over heads and over queries n that are not padding (Table 1's KLD).
-    """
-    teacher = teacher_map(record)
-    rows = (
-        teacher * (teacher.clamp(min=FLOOR).log() - record.attention_map().clamp(min=FLOOR).log())
-    ).sum(-1)
-    return _mean(rows, keep)
-
-
-@torch.no_grad()
-def teacher_map(record: Recurrence) -> Map:
-    """Compute the softmax weights ``[b h t t]`` of the same queries and keys.
-
-    A window over the whole text gives them exactly.
-    """
-    if not isinstance(record, Windowed | WindowedLinear):
-        raise TypeError(
-            f"a {type(record).__name__} has no softmax weights to be compared with; use"
-            " TransferLoss(weights=0)"
-        )
-    return replace(record, window=len(record)).attention_map()
-
-
-def _mean(rows: Tensor, keep: Mask | None) -> Tensor:
-    """Of ``[b h t]``."""
-    if keep is None:
-        return rows.mean()
-    kept = keep[:, None].expand_as(rows)
-    return (rows * kept).sum() / kept.sum().clamp(min=1)
 
 
 class Transfer(Mode):
@@ -267,56 +199,6 @@ class KeepGraphs(Transfer):
 
     def take(self, call: AttentionCall, loss: Tensor, target: Output) -> None:
         self.losses[call.layer] = loss
-
-
-def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode) -> None:
-    """Run a forward pass through all layers in a mode, without logits.
-
-    Gradients are recorded only where the mode asks for them.
-    """
-    # Of a divided model the parts are brought together by a call of the whole.
-    called: Any = model if isinstance(model, FSDPModule) else model.base_model
-    with torch.no_grad(), use_mode(model, mode):
-        called(**inputs, use_cache=False)
-
-
-class TransferModel(nn.Module):
-    """A linearized model as a module that returns its transfer loss: ``{"loss": …, "losses": …}``.
-
-    DistributedDataParallel, FSDP and transformers' Trainer can train it. ``losses`` are those of
-    the layers, ``loss`` is their sum. The graphs of all layers are kept until the backward pass.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        loss: TransferLoss = TransferLoss(),
-        dropout: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.model, self.loss, self.dropout = only_branches(model), loss, dropout
-        self.generator = Generator().manual_seed(seed)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        given = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-        }
-        seed = int(torch.randint(2**62, (), generator=self.generator))
-        mode = KeepGraphs(self.loss, self.dropout if self.training else 0.0, seed)
-        attend_all(
-            self.model, {name: tensor for name, tensor in given.items() if tensor is not None}, mode
-        )
-        losses = torch.stack([mode.losses[layer] for layer in sorted(mode.losses)])
-        return {"loss": losses.sum(), "losses": losses}
 
 
 def only_branches(model: PreTrainedModel) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fastweights.linearize.distill.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, Comparison
+from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, ModeComparison
 from fastweights.train.perplexity import octaves
 
 RESAMPLES = 2000
@@ -64,7 +64,7 @@ class Share:
 NO_WINDOW = Share(undefined="the linear attention has no window beside it")
 
 
-def share_of(found: Mapping[str, Comparison]) -> Share:
+def share_of(found: Mapping[str, ModeComparison]) -> Share:
     """Compute the share of a conversion.
 
     Args:
@@ -74,7 +74,7 @@ def share_of(found: Mapping[str, Comparison]) -> Share:
     return _share_between(found, 0, None)
 
 
-def share_by_octave(found: Mapping[str, Comparison]) -> dict[tuple[int, int], Share]:
+def share_by_octave(found: Mapping[str, ModeComparison]) -> dict[tuple[int, int], Share]:
     """Compute the share by position.
 
     Args:
@@ -90,7 +90,7 @@ def share_by_octave(found: Mapping[str, Comparison]) -> dict[tuple[int, int], Sh
     }
 
 
-def _share_between(found: Mapping[str, Comparison], first: int, after: int | None) -> Share:
+def _share_between(found: Mapping[str, ModeComparison], first: int, after: int | None) -> Share:
     if WINDOW_ONLY not in found:
         return NO_WINDOW
     softmax, linear, window = (

@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastweights.linearize.distill.comparison import LINEAR, MODES, SOFTMAX
-from fastweights.linearize.distill.generation import GenerationRow
+from fastweights.linearize.evaluate.comparison import LINEAR, MODES, SOFTMAX
+from fastweights.linearize.evaluate.generation import GenerationRow
 from fastweights.render.html import (
     ReportFigure,
     Row,

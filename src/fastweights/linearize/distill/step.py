@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from fastweights.linearize.distill.context import ConversionContext
+from fastweights.linearize.distill.student import StudentModel
 from fastweights.runs.errors import CheckpointError
 from fastweights.runs.files import read_json
 
 
-class Verb(ABC):
+class ConversionStep(ABC):
     """One step of a run, which can be stopped or killed at any moment and repeated.
 
     It resumes where it was, and reads finished results from the run's folder.
@@ -48,14 +48,14 @@ class Verb(ABC):
         return (out / self.result).exists()
 
     @abstractmethod
-    def run(self, context: ConversionContext) -> bool:
-        """Write what is not written yet, and leave the model as the next step needs it.
+    def run(self, student: StudentModel) -> StudentModel | None:
+        """Write what is not written yet.
 
         Returns:
-            False if it was stopped before the end.
+            The model as the next step needs it; None if this one was stopped before its end.
         """
 
-    def run_together(self, context: ConversionContext) -> bool:
+    def run_together(self, student: StudentModel) -> StudentModel | None:
         """Run in all processes: the first one writes the results, which the others then read."""
-        with context.processes.first_then_others():
-            return self.run(context)
+        with student.run.processes.first_then_others():
+            return self.run(student)

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fastweights.linearize.convert.attention import attention_at, branches, use_mode
+from fastweights.linearize.convert.attention import aligned_layers, attention_at, branches, use_mode
 from fastweights.linearize.convert.modes import AttentionCall, Mode
-from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
-from fastweights.linearize.distill.align import aligned_layers
-from fastweights.linearize.distill.far_text import far_text
+from fastweights.linearize.evaluate.far_text import far_text
+from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
 from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Output
 
@@ -105,7 +104,7 @@ def _exchange(one: nn.Module, other: nn.Module) -> None:
             p.data, there[name].data = there[name].data, p.data
 
 
-class Measure(ABC):
+class LossMeasure(ABC):
     """What a model loses where layers are linear; of one's own, by `losses`."""
 
     words: ClassVar[str]
@@ -147,7 +146,7 @@ class Measure(ABC):
 
 
 @dataclass(frozen=True)
-class Divergence(Measure):
+class Divergence(LossMeasure):
     """KL(softmax ‖ model) of the next token in nats, the mean over batches."""
 
     words: ClassVar[str] = "KL from softmax, nats per token"
@@ -170,7 +169,7 @@ class Divergence(Measure):
 
 
 @dataclass(frozen=True)
-class RecallLost(Measure):
+class RecallLost(LossMeasure):
     """The share of what softmax recalls from beyond the window that the model does not recall.
 
     The text is `far_text`: inputs with ``distance [b t]``, from how many tokens back a token can be
@@ -246,7 +245,7 @@ class Criterion(ABC):
         measure: What is measured.
     """
 
-    measure: Measure = Divergence()
+    measure: LossMeasure = Divergence()
 
     @abstractmethod
     def damage(self, layers: Sequence[int], losses: Losses) -> dict[int, float]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fastweights.linearize.convert.modes import Mode
-from fastweights.linearize.distill.comparison import Comparison, compare_with_softmax
-from fastweights.linearize.distill.share import Share, share_of
+from fastweights.linearize.evaluate.comparison import ModeComparison, compare_with_softmax
+from fastweights.linearize.evaluate.share import Share, share_of
 from fastweights.text.tokens import TokenText
 
 PASSAGE = 32
@@ -30,7 +30,7 @@ NEAREST, FARTHEST = 64, 2048
 
 
 @dataclass(frozen=True, eq=False)
-class Recall:
+class DistanceRecall:
     """What a conversion recalls from one distance.
 
     Attributes:
@@ -42,7 +42,7 @@ class Recall:
 
     distance: int
     beyond_training: bool
-    found: Mapping[str, Comparison]
+    found: Mapping[str, ModeComparison]
     share: Share
 
     def row(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def measure_recall(
     *,
     trained: int,
     teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
-) -> Recall:
+) -> DistanceRecall:
     """Measure what a linearized model recalls from a distance, in all of its modes.
 
     Args:
@@ -107,7 +107,7 @@ def measure_recall(
     ids = repeated_passages(text, distance)
     together = max(1, 4 * trained // ids.shape[1])
     found = compare_with_softmax(model, _batches(ids, together), modes, teacher)
-    return Recall(distance, ids.shape[1] > trained, found, share_of(found))
+    return DistanceRecall(distance, ids.shape[1] > trained, found, share_of(found))
 
 
 def repeated_passages(text: TokenText, distance: int) -> Tensor:

@@ -31,7 +31,7 @@ _VOCABULARY = 1 << 20  # characters that names and keys are taken from
 
 
 @dataclass(frozen=True)
-class Recall:
+class CopiedStretch:
     """A stretch of a text that repeats what stands earlier in it.
 
     Attributes:
@@ -55,7 +55,7 @@ class FarDocument:
     """
 
     text: str
-    recalls: tuple[Recall, ...]
+    recalls: tuple[CopiedStretch, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def far_documents(
     material = _Material(tuple(texts))
     for number in count_from():
         generator = np.random.default_rng([seed, number])
-        yield _Writer(material, generator, max(reach, 2 * NEAREST)).write(characters)
+        yield _DocumentWriter(material, generator, max(reach, 2 * NEAREST)).write(characters)
 
 
 def token_distances(document: FarDocument, stops: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ def _row(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and distances ``[length]`` of one document; a token has about `size` characters."""
     reach = max(int(size * length), 2 * NEAREST)
-    document = _Writer(material, generator, reach).write(int(2 * size * length) + 64)
+    document = _DocumentWriter(material, generator, reach).write(int(2 * size * length) + 64)
     encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True)
     stops = np.array([stop for _, stop in encoded["offset_mapping"]])
     begin = framing_of_each(tokenizer).before
@@ -198,7 +198,7 @@ class _Material:
         )
 
 
-class _Reader:
+class _MaterialReader:
     """Draws what a document is made of, no word or number twice."""
 
     def __init__(self, material: _Material, generator: np.random.Generator) -> None:
@@ -232,28 +232,28 @@ class _Reader:
         return found
 
 
-def _paragraph(reader: _Reader) -> list[_Item]:
+def _paragraph(reader: _MaterialReader) -> list[_Item]:
     words = reader.prose(80, 280).split(" ")
     head = "\n" + " ".join(words[:4])
     return [_Item(head, head, "".join(f" {word}" for word in words[4:]), "\n")]
 
 
-def _quotation(reader: _Reader) -> list[_Item]:
+def _quotation(reader: _MaterialReader) -> list[_Item]:
     name, words = reader.word().title(), reader.prose(30, 120)
     return [_Item(f"\n{name} said:", f"\n{name} repeated:", f" {words}", "\n")]
 
 
-def _numbers(reader: _Reader) -> list[_Item]:
+def _numbers(reader: _MaterialReader) -> list[_Item]:
     names = [f" The number of {reader.word().title()} is" for _ in range(_some(reader, 1, 4))]
     return [_Item(name, name, f" {reader.number()}", ".") for name in names]
 
 
-def _pairs(reader: _Reader) -> list[_Item]:
+def _pairs(reader: _MaterialReader) -> list[_Item]:
     keys = [f"\n- {reader.word()}:" for _ in range(_some(reader, 3, 8))]
     return [_Item(key, key, f" {reader.word()}", "") for key in keys]
 
 
-def _code(reader: _Reader) -> list[_Item]:
+def _code(reader: _MaterialReader) -> list[_Item]:
     names = [reader.word() for _ in range(_some(reader, 2, 6))]
     return [
         _Item(f"\nlet {name} =", f"\nassert {name} ==", f" {reader.number()}", ";")
@@ -264,17 +264,21 @@ def _code(reader: _Reader) -> list[_Item]:
 _KINDS = (_paragraph, _paragraph, _quotation, _numbers, _pairs, _code)
 
 
-def _some(reader: _Reader, least: int, most: int) -> int:
+def _some(reader: _MaterialReader, least: int, most: int) -> int:
     return int(reader.generator.integers(least, most + 1))
 
 
-class _Writer:
+class _DocumentWriter:
     """Writes one document, from left to right."""
 
     def __init__(self, material: _Material, generator: np.random.Generator, reach: int) -> None:
-        self.reader, self.generator, self.reach = _Reader(material, generator), generator, reach
+        self.reader, self.generator, self.reach = (
+            _MaterialReader(material, generator),
+            generator,
+            reach,
+        )
         self.parts, self.length = list[str](), 0
-        self.recalls = list[Recall]()
+        self.recalls = list[CopiedStretch]()
         self.due = list[tuple[int, int, list[tuple[_Item, int]]]]()
         self.planted = 0
 
@@ -299,7 +303,7 @@ class _Writer:
 
     def _copy(self, item: _Item, source: int) -> int:
         start = self._tell(item.cue, item)
-        self.recalls.append(Recall(start, start + len(item.value), source))
+        self.recalls.append(CopiedStretch(start, start + len(item.value), source))
         return start
 
     def _tell(self, head: str, item: _Item) -> int:

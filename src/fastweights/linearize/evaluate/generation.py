@@ -19,7 +19,7 @@ from fastweights.generate import Decoder, Sampler, likeliest
 from fastweights.linearize.convert.attention import use_mode
 from fastweights.linearize.convert.cache import cache_bytes
 from fastweights.linearize.convert.modes import Mode, Student, Teacher
-from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
+from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.runs.evaluation import evaluation_mode
 
 CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
@@ -163,7 +163,7 @@ def short_bench(model: Any, length: int) -> list[GenerationRow]:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Continuation:
     """A continuation of one prompt by a conversion and by its softmax.
 
     Attributes:
@@ -182,7 +182,7 @@ class Sample:
 
 def generate_samples(
     model: Any, original: PreTrainedModel | None, tokenizer: Any, prompts: Tensor, tokens: int
-) -> list[Sample]:
+) -> list[Continuation]:
     """Continue prompts by a conversion and by its softmax, greedily and by drawing.
 
     Args:
@@ -203,7 +203,7 @@ def generate_samples(
     words = partial(_decode, tokenizer)
     both = zip(prompts.repeat(2, 1), softmax, linear, strict=True)
     return [
-        Sample(words(prompt), number >= len(prompts), words(by_softmax), words(by_linear))
+        Continuation(words(prompt), number >= len(prompts), words(by_softmax), words(by_linear))
         for number, (prompt, by_softmax, by_linear) in enumerate(both)
     ]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import attend_all, branches, use_mode
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     LinearOnly,
@@ -24,8 +24,8 @@ from fastweights.linearize.convert.modes import (
     require_window,
     without_log_scale,
 )
-from fastweights.linearize.distill.adapt import kl, next_logits, teacher_logits
-from fastweights.linearize.distill.transfer import attend_all, divergence, output_error
+from fastweights.linearize.evaluate.distances import divergence, output_error
+from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
 from fastweights.runs.evaluation import evaluation_mode
@@ -44,7 +44,7 @@ def modes_in(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ModeComparison:
     """The comparison of one mode of a linearized model with its softmax.
 
     Attributes:
@@ -93,7 +93,7 @@ def compare_with_softmax(
     batches: Iterable[Mapping[str, Tensor]],
     modes: Mapping[str, Mode],
     teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
-) -> dict[str, Comparison]:
+) -> dict[str, ModeComparison]:
     """Compare modes of a linearized model with its softmax, token by token.
 
     Args:
@@ -212,10 +212,10 @@ class _Totals:
         self.agreed += float((likeliest == wanted.argmax(-1)).sum())
         self.tokens += targets.numel()
 
-    def comparison(self) -> Comparison:
+    def comparison(self) -> ModeComparison:
         if not self.losses:
             raise ValueError("no batches were given to compare a model on; pass at least one")
-        return Comparison(
+        return ModeComparison(
             np.concatenate(self.losses),
             np.concatenate(self.right),
             self.kl / self.tokens,

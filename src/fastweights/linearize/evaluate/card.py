@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
-from fastweights.linearize.distill.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, modes_in
-from fastweights.linearize.distill.judgement import percent_with_interval, share_in_words
+from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, modes_in
+from fastweights.linearize.evaluate.judgement import percent_with_interval, share_in_words
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
 from fastweights.runs.files import read_json

@@ -90,7 +90,7 @@ def read_ranking(path: Path) -> Ranking:
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"cannot use {path} as a ranking ({reason_of(error)}); give the ranking.json that"
-            " `fastweights linearize rank-layers` of this version has written"
+            " `fastweights linearize` of this version has written"
         ) from error
 
 

@@ -20,23 +20,25 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from fastweights.analysis.profile import spread_evenly
+from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.convert.modes import AttentionCall, Mode
-from fastweights.linearize.distill.adapt import unwrap_adapters, without_adapters
-from fastweights.linearize.distill.comparison import modes_in
-from fastweights.linearize.distill.criteria import Divergence
-from fastweights.linearize.distill.fit import read_curve
-from fastweights.linearize.distill.generation import short_bench
-from fastweights.linearize.distill.judgement import (
+from fastweights.linearize.evaluate.comparison import modes_in
+from fastweights.linearize.evaluate.criteria import Divergence
+from fastweights.linearize.evaluate.distances import teacher_map
+from fastweights.linearize.evaluate.generation import short_bench
+from fastweights.linearize.evaluate.judgement import (
     memory_section,
     recall_section,
     samples_section,
     share_section,
 )
-from fastweights.linearize.distill.transfer import attend_all, teacher_map
+from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.recurrence import Windowed, WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
 from fastweights.runs.evaluation import evaluation_mode
+from fastweights.runs.metrics import Metrics
+from fastweights.runs.metrics import Row as MetricsRow
 from fastweights.shapes import Map, Output
 from fastweights.train.perplexity import PositionLoss, draw
 
@@ -296,6 +298,11 @@ def _draw_adaptation(axes: Axes, name: str, rows: Sequence[Mapping[str, float]])
         )
     label(axes, name, "step", "nats / token")
     legend(axes)
+
+
+def read_curve(out: Path) -> list[MetricsRow]:
+    """Read the metrics of a training."""
+    return Metrics(out / "metrics.jsonl", step=2**62).rows
 
 
 def _rows(folder: Path) -> list[Mapping[str, float]]:

@@ -1,0 +1,165 @@
+"""The run of a conversion: what it is and where, and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
+
+from fastweights.linearize.distill.conversion import Conversion
+from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.runs.errors import DataError
+from fastweights.runs.files import read_json, write_json
+from fastweights.runs.layout import Layout
+from fastweights.runs.processes import Alone, Processes
+from fastweights.runs.report import Reporter
+from fastweights.text.corpus import Corpus
+from fastweights.text.documents import Batches, Stream
+from fastweights.text.folder import TextFolder
+from fastweights.text.tokenizers import require_embeddings
+
+COMPARISON_SEQUENCES = 16
+"""Sequences of validation text that layers are ranked and measured by, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConversionRun:
+    """What stays the same during a run.
+
+    Attributes:
+        conversion: The conversion.
+        out: The run's folder.
+        processes: The processes that train the model together.
+        reporter: Receives progress events.
+        stop: Returns True when the run should end after the current step.
+        layout: How the model lies in the memory of the processes while it is trained.
+    """
+
+    conversion: Conversion
+    out: Path
+    processes: Processes = Alone()
+    reporter: Reporter = Reporter()
+    stop: Callable[[], bool] = lambda: False
+    layout: Layout = Layout()
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model of this process computes."""
+        return self.processes.device
+
+    @cached_property
+    def plan(self) -> ConversionPlan:
+        """The numbers of the conversion.
+
+        Raises:
+            CannotLinearize: If the conversion is not possible.
+        """
+        conversion = self.conversion
+        return plan(
+            conversion.model,
+            conversion.recipe,
+            layers=conversion.layers,
+            length=conversion.data.length,
+            dtype=None if conversion.dtype == "auto" else getattr(torch, conversion.dtype),
+        )
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the processes divide the model while it is trained, and make it anew then."""
+        return self.layout.shard and self.processes.count > 1
+
+    def read(self, name: str) -> Any:
+        """Read the numbers in ``<name>.json``."""
+        return read_json(self.out / f"{name}.json")
+
+    def write(self, name: str, numbers: Mapping[str, Any]) -> None:
+        """Write numbers to ``<name>.json``."""
+        write_json(self.out / f"{name}.json", numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class ConversionText:
+    """The text of a run, and the tokenizer that reads it.
+
+    Attributes:
+        run: The run.
+    """
+
+    run: ConversionRun
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer.
+
+        Raises:
+            DataError: If it gives texts tokens for which the model has no embeddings.
+        """
+        source = self.run.conversion.model
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        require_embeddings(tokenizer, logit_count(source), source)
+        return tokenizer
+
+    def train(self, length: int | None = None) -> Batches:
+        """Return the text to train on, in an order that the seed decides.
+
+        Args:
+            length: Tokens per sequence; None for the conversion's.
+        """
+        data = self.run.conversion.data
+        return self._corpus.batches(
+            length or data.length, self.run.conversion.seed, data.responses, data.boundaries
+        )
+
+    @property
+    def validation(self) -> Stream:
+        """The text to validate on."""
+        return self.validation_of(None)
+
+    def validation_of(self, length: int | None) -> Stream:
+        """Return the text to validate on, as `train` the one to train on."""
+        data, text = self.run.conversion.data, self._corpus.validation
+        return Stream(
+            text, min(length or data.length, len(text)), 0, data.responses, data.boundaries
+        )
+
+    def require(self) -> None:
+        """Read the text, which must be long enough to be trained and measured on.
+
+        Raises:
+            DataError: If it cannot be read, or is too short.
+            Stopped: If reading was stopped.
+        """
+        for length in self.run.conversion.lengths:
+            self.train(length)
+        analog, validation = self.run.conversion.recipe.analog, self._corpus.validation
+        if analog.has_window and len(validation) <= analog.window:
+            raise DataError(
+                f"the validation text has {len(validation)} tokens, all within the window of"
+                f" {analog.window}; give more text, or take a smaller window"
+            )
+
+    def comparison_batches(self) -> list[dict[str, Tensor]]:
+        """A few sequences of validation text, one by one."""
+        found = zip(
+            range(COMPARISON_SEQUENCES), self.validation.sequential_batches(1), strict=False
+        )
+        return [batch for _, batch in found]
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        """Read once, and kept in the run's folder: sources may change."""
+        folder = TextFolder(
+            self.run.out, self.run.conversion.data.request(), lambda: self.tokenizer
+        )
+        return folder.open(self.run.processes.is_first, self.run.reporter, self.run.stop)
+
+
+def logit_count(source: str) -> int:
+    """Return how many logits a model has, of which only the configuration is read."""
+    return AutoConfig.from_pretrained(source).get_text_config().vocab_size

@@ -1,0 +1,224 @@
+"""The model that a run trains, and the models that it is made of and learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from fastweights.linearize.convert.attention import branches, softmax_attentions
+from fastweights.linearize.convert.conversion import linearize
+from fastweights.linearize.convert.landmarks import place_landmarks
+from fastweights.linearize.distill.conversion import LANDMARK_TOKENS
+from fastweights.linearize.distill.fit import (
+    copy_parameters,
+    read_parameters,
+    read_tensors,
+    write_tensors,
+)
+from fastweights.linearize.distill.recipe import StageConfig
+from fastweights.linearize.distill.run import ConversionRun, ConversionText, logit_count
+from fastweights.linearize.distill.teachers import require_same_tokens
+from fastweights.linearize.evaluate.logits import next_logits, unwrap_adapters
+from fastweights.runs.checkpoint import no_progress_bars
+from fastweights.runs.errors import DataError
+from fastweights.runs.seeds import own_randomness
+
+LANDMARKS = "landmarks.safetensors"
+"""The landmarks of all layers, if the recipe has any."""
+
+
+def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
+    maps = (".linear_branch.phi_q.", ".linear_branch.phi_k.")
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if any(part in name for part in maps)
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLoader:
+    """Loads the models of a run: the softmax model, what it is converted to, and teachers.
+
+    Attributes:
+        run: The run.
+        text: Its text, among whose keys landmarks are placed.
+    """
+
+    run: ConversionRun
+    text: ConversionText
+
+    def require_teachers(self) -> None:
+        """Check the teachers of all stages.
+
+        Raises:
+            DataError: If one has other tokens than the model, or fewer logits than are stored.
+        """
+        for stage in self.run.conversion.recipe.whole:
+            teacher = stage.loss.teacher
+            if stage.loss.kl and teacher.model is not None:
+                theirs = AutoTokenizer.from_pretrained(teacher.model)
+                require_same_tokens(self.text.tokenizer, theirs, teacher.model)
+            if stage.loss.kl and teacher.top_k is not None:
+                self._require_logits(teacher.model or self.run.conversion.model, teacher.top_k)
+
+    def _require_logits(self, source: str, top_k: int) -> None:
+        rows = min(logit_count(source), logit_count(self.run.conversion.model))
+        if top_k >= rows:
+            raise DataError(
+                f"top_k = {top_k:,} of a teacher with {rows:,} logits are all it has; store fewer,"
+                " such as 64, or leave top_k out"
+            )
+
+    def load(self, bits: int | None = None, source: str | None = None) -> Any:
+        """Load the softmax model, or another one by its folder or name."""
+        options: dict[str, Any] = {"dtype": self.run.conversion.dtype}
+        if bits is not None:
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=bits == 4, load_in_8bit=bits == 8
+            )
+            options["device_map"] = {"": self.run.device}
+        with no_progress_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                source or self.run.conversion.model, **options
+            )
+        return model if bits is not None else model.to(self.run.device)
+
+    def linearize(self, layers: Iterable[int] | None, bits: int | None) -> Any:
+        """Load the softmax model and convert these layers, with the branches' initial
+        parameters."""
+        torch.manual_seed(self.run.conversion.seed)
+        model = linearize(self.load(bits), self.run.conversion.recipe.analog, layers)
+        if self.run.conversion.recipe.analog.features == "landmarks":
+            path = self.run.out / LANDMARKS
+            if not path.exists():
+                write_tensors(path, _landmarks_of(self._place_landmarks(model, bits)))
+            copy_parameters(model, read_tensors(path))
+        return model
+
+    def _place_landmarks(self, model: Any, bits: int | None) -> Any:
+        """Place the run's landmarks, once and in all layers: in a model that was made with `bits`,
+        or in another if it is quantised or lacks layers. Returns the one that has them."""
+        converted = [attention.layer for attention in self.run.plan.converted]
+        if bits is not None or list(branches(model)) != converted:
+            model = self.load()
+            linearize(model, self.run.conversion.recipe.analog, converted)
+        self.run.reporter.note("placing landmarks among the keys of the training text")
+        place_landmarks(model, self._texts_of_landmarks(), self.run.conversion.seed)
+        return model
+
+    def _texts_of_landmarks(self) -> Iterator[dict[str, Tensor]]:
+        train = self.text.train()
+        for number in range(-(-LANDMARK_TOKENS // train.length)):
+            inputs = train.batch(number, 1)
+            yield {name: x.to(self.run.device) for name, x in inputs.items() if name != "labels"}
+
+    def teacher(self, source: str | None = None) -> Callable[[], Any]:
+        """Return what gives a model to learn from, frozen, which is loaded when it is first asked
+        for: the softmax model, or another one."""
+
+        def load() -> Any:
+            with own_randomness(self.run.conversion.seed):  # no draw of a step moves
+                return self.load(source=source).eval().requires_grad_(False)
+
+        return cache(load)
+
+    def logits_of(self, source: str | None = None) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        """Return what computes the logits of such a model."""
+        teacher = self.teacher(source)
+        return torch.no_grad()(lambda inputs: next_logits(teacher(), inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class StudentModel:
+    """The linearized model as a step of the run leaves it.
+
+    Attributes:
+        loader: Loads the models of the run.
+        load: Returns the model, which is asked for when it is needed first.
+        finished: The stages whose result the model has.
+    """
+
+    loader: ModelLoader
+    load: Callable[[], Any]
+    finished: tuple[StageConfig, ...] = ()
+
+    @classmethod
+    def begin(cls, run: ConversionRun) -> StudentModel:
+        """Return the model as a run begins with it."""
+        loader, conversion = ModelLoader(run, ConversionText(run)), run.conversion
+        return cls(loader, lambda: loader.linearize(conversion.layers, conversion.bits))
+
+    @property
+    def run(self) -> ConversionRun:
+        """The run."""
+        return self.loader.run
+
+    @property
+    def text(self) -> ConversionText:
+        """The text of the run."""
+        return self.loader.text
+
+    @cached_property
+    def model(self) -> Any:
+        """The model."""
+        return self.load()
+
+    def with_model(self, model: Any) -> StudentModel:
+        """Return the student with another model of the same stages."""
+        return replace(self, load=lambda: model)
+
+    def after(self, stage: StageConfig) -> StudentModel:
+        """Return the student with one more finished stage."""
+        return replace(self.with_model(self.model), finished=(*self.finished, stage))
+
+    def linear_layers(self) -> list[int]:
+        """The layers of the model that are linear now."""
+        return list(branches(self.model))
+
+    @property
+    def has_own_teacher(self) -> bool:
+        """Whether the model, without its adapters and with its softmax, is as it was."""
+        changed = any(stage.trained.changes_weights for stage in self.finished)
+        return not changed and not self._hides_positions
+
+    @property
+    def _hides_positions(self) -> bool:
+        """Whether layers are softmax that have no positions any more."""
+        hides = self.run.conversion.recipe.analog.positions == "linear"
+        return hides and bool(softmax_attentions(unwrap_adapters(self.model)))
+
+    def original_logits(self) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
+        """Return what computes the softmax model's logits, loaded a second time where the model's
+        weights have changed; None where the model itself still has them."""
+        return None if self.has_own_teacher else self.loader.logits_of()
+
+    def changed_original(self) -> Callable[[], Any] | None:
+        """Return what gives the softmax model as it was, where the weights of the model's own
+        attentions have changed; None where it has them still."""
+        return None if self.has_own_teacher else self.loader.teacher()
+
+    def convert_again(self, layers: Iterable[int], bits: int | None) -> Any:
+        """Load the softmax model, convert these layers, and give them what the finished stages have
+        trained; the others are as they were."""
+        layers = list(layers)
+        model = self.loader.linearize(layers, bits)
+        softmax = tuple(
+            f"{attention.path}."
+            for attention in self.run.plan.converted
+            if attention.layer not in layers
+        )
+        for stage in self.finished:
+            if not stage.trained.changes_weights:
+                model = stage.trained.prepare(model, self.run.conversion.seed)
+            trained = read_parameters(self.run.out / stage.name)
+            copy_parameters(
+                model, {name: x for name, x in trained.items() if not name.startswith(softmax)}
+            )
+        return model

@@ -1,0 +1,91 @@
+"""The judgement of a finished conversion, as ``evaluation.json`` holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fastweights.linearize.evaluate.comparison import (
+    ModeComparison,
+    ablations,
+    compare_with_softmax,
+)
+from fastweights.linearize.evaluate.generation import generate_samples
+from fastweights.linearize.evaluate.logits import next_logits, positions_of, unwrap_adapters
+from fastweights.linearize.evaluate.recall import distances_to, measure_recall, why_not
+from fastweights.linearize.evaluate.share import share_by_octave, share_of
+from fastweights.text.documents import Stream
+from fastweights.text.tokens import TokenText
+
+PROMPTS = 2
+"""Texts that are continued."""
+CONTINUED = 32
+"""Tokens of a prompt, and of its continuation, at most."""
+
+
+def evaluate_conversion(
+    model: Any,
+    original: PreTrainedModel | None,
+    tokenizer: Any,
+    validation: Stream,
+    trained: int,
+) -> tuple[dict[str, Any], dict[str, ModeComparison]]:
+    """Judge a finished conversion beside its softmax.
+
+    Args:
+        model: The linearized model, with adapters or without.
+        original: The softmax model; None for `model` itself, without its adapters.
+        tokenizer: The tokenizer.
+        validation: Held-out text.
+        trained: Tokens of a sequence in training.
+
+    Returns:
+        What ``evaluation.json`` holds: a row for each mode; ``share`` with ``share_details``,
+        ``share_by_position`` and, by distance, ``recall``; and ``samples``. And the comparisons on
+        the validation text, by mode.
+    """
+    modes, teacher = ablations(model), None if original is None else _logits_of(original)
+    found = compare_with_softmax(model, validation.sequential_batches(4), modes, teacher)
+    share, reach = share_of(found), positions_of(unwrap_adapters(model).config)
+    distances = distances_to(trained)
+    left_out = {d: why for d in distances if (why := why_not(d, reach, len(validation.text)))}
+    recall = [
+        measure_recall(
+            model, validation.text, distance, modes, trained=trained, teacher=teacher
+        ).row()
+        for distance in distances
+        if distance not in left_out
+    ]
+    prompts = _prompts(validation.text, reach)
+    samples = generate_samples(model, original, tokenizer, prompts, prompts.shape[1])
+    judged = {
+        **{name: compared.row() for name, compared in found.items()},
+        "share": share.value,
+        "share_details": share.row(),
+        "share_by_position": [
+            {"from": first, "to": last, **part.row()}
+            for (first, last), part in share_by_octave(found).items()
+        ],
+        "recall": recall,
+        "recall_left_out": {str(distance): why for distance, why in left_out.items()},
+        "samples": [asdict(sample) for sample in samples],
+    }
+    return judged, found
+
+
+def _logits_of(original: PreTrainedModel) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    return torch.no_grad()(lambda inputs: next_logits(original, inputs))
+
+
+def _prompts(text: TokenText, reach: int | None) -> Tensor:
+    """Prompts ``[n t]`` from a text, as long as leaves positions for as many tokens more."""
+    size = min(CONTINUED, len(text), (reach or 2 * CONTINUED) // 2)
+    starts = np.linspace(0, len(text) - size, PROMPTS + 2).astype(int)[1:-1]
+    prompts = np.stack([text[start : start + size] for start in starts]).astype(np.int64)
+    return torch.from_numpy(prompts)
