@@ -60,7 +60,6 @@ from fastweights.mixers.shortconv import GatedShortConvolution
 from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.mixers.transnormer import TransNormer
 from fastweights.mixers.ttt import TTTMLP, TTTLinear
-from fastweights.runs.identity import current_path
 
 MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
@@ -146,7 +145,7 @@ def plugin(path: str) -> str:
     The module is looked for where Python looks, and in the working folder, under its present name
     if it is one of ours that has moved. Raises ValueError if it cannot be had.
     """
-    module, separator, name = current_path(path).partition(":")
+    module, separator, name = path.partition(":")
     if not (module and separator and name):
         raise ValueError(
             f"{path!r} names no class; write package.module:Class, such as mypkg.mymixer:MyMixer"

@@ -36,6 +36,7 @@ from fastweights.cli.parsers.shared import (
 from fastweights.cli.settings import LibraryClass, names_in, value_of
 
 DATA = LibraryClass("text.documents:Data")
+SOURCES = LibraryClass("text.request:Sources")
 CONVERSION = LibraryClass("linearize.distill.conversion:Conversion")
 RECIPES = names_in("linearize.distill.recipes:RECIPES")
 PUBLISHED = ", ".join(RECIPES)
@@ -79,7 +80,7 @@ class ConversionTextOptions(TrainingTextOptions, SequencesOptions):
     """
 
     data: Annotated[tuple[Given, ...], "SOURCE"]
-    validation_tokens: Annotated[Length, "TOKENS"] = DATA["held_out"]
+    validation_tokens: Annotated[Length, "TOKENS"] = SOURCES["held_out"]
     responses: bool = False
 
 

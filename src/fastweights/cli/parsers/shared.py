@@ -117,15 +117,15 @@ class ProgressOptions(Options):
         checkpoint_every: Number of steps between two checkpoints.
         track: Show the metrics live in this tracker, too, whose package has to be installed; may be
             given for both (default: in none).
-        patience: How long one of several processes waits for another that gives no sign of life, or
-            stays in an update, before all end, to be started again.
+        patience: Seconds that one of several processes waits for another in an exchange of numbers,
+            before it ends, to be started again by torchrun --max-restarts.
     """
 
     log_every: Annotated[Count, "STEPS"] = EVERY["log"]
     eval_every: Annotated[Count, "STEPS"] = EVERY["evaluation"]
     checkpoint_every: Annotated[Count, "STEPS"] = EVERY["checkpoint"]
     track: Annotated[tuple[str, ...], TRACKERS, REPEATED] = ()
-    patience: Annotated[Positive, "SECONDS"] = value_of("runs.watch:PATIENCE")
+    patience: Annotated[Positive, "SECONDS"] = value_of("runs.processes:PATIENCE")
 
 
 class ArchitectureOptions(Options):

@@ -30,7 +30,7 @@ from fastweights.cli.settings import LibraryClass, names_in
 
 ADAMW = LibraryClass("runs.optimizers:AdamW")
 OPTIMIZATION = LibraryClass("runs.stage:Optimization")
-TRAINING = LibraryClass("train.loop:TrainConfig")
+TRAINING = LibraryClass("train.language_model:TrainConfig")
 WORKLOAD = LibraryClass("budget.training:Workload")
 LR, FULL_LR, LORA_LR = ADAMW["lr"], 1e-4, 2e-4
 """Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""

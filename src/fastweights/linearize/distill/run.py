@@ -155,7 +155,10 @@ class ConversionText:
     def _corpus(self) -> Corpus:
         """Read once, and kept in the run's folder: sources may change."""
         folder = TextFolder(
-            self.run.out, self.run.conversion.data.request(), lambda: self.tokenizer
+            self.run.out,
+            self.run.conversion.data,
+            self.run.conversion.data.length,
+            lambda: self.tokenizer,
         )
         return folder.open(self.run.processes.is_first, self.run.reporter, self.run.stop)
 
