@@ -26,7 +26,7 @@ from fastweights.engines.exported.errors import ExportError
 from fastweights.lab.bench.machine import provenance
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.files import read_json, write_json
+from fastweights.training.loop.files import read_json, write_json
 
 WIDTH, PROMPT = 16, 150
 Row = dict[str, Any]

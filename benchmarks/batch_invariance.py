@@ -31,7 +31,7 @@ from fastweights.models import (
     log_probabilities,
 )
 from fastweights.models.cache_names import CACHE, cache_argument
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 MIXERS = ("metala", "gated_deltanet", "softmax")
 VOCABULARY, WIDTH, LAYERS, LONG, TEXTS, TOKENS, NEW = 256, 256, 4, 128, 4, 32, 16

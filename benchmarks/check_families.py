@@ -24,7 +24,7 @@ from fastweights.engines.transformers import patch_transformers
 from fastweights.lab.bench.machine import provenance
 from fastweights.lab.check import check_model
 from fastweights.mixers import MIXERS
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 from tiny import tiny
 from transformers_families import build_family, present_families
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import triton_interpreter
 from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.lab.check import check_model
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
 HEADS = {"num_heads": 2, "head_dim": 32}

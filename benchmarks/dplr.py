@@ -26,7 +26,7 @@ from fastweights.kernels import TABLE
 from fastweights.lab.bench.machine import provenance
 from fastweights.methods import Chunkwise
 from fastweights.recurrence import DPLR, Delta, Recurrence
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 Run = Callable[[Recurrence, Tensor], tuple[Tensor, Tensor]]
 DECAYS = {"none": 0, "scalar": 1, "vector": 64}

@@ -18,8 +18,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from fastweights.render.plots import png
-from fastweights.runs.files import atomic_file
-from fastweights.runs.json_lines import read_rows
+from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.json_lines import read_rows
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "benchmarks" / "results" / "faults.json"

@@ -16,7 +16,7 @@ import torch
 
 from fastweights.lab.reproduce import CLAIMS, Measure, Measures, Outcome, TrialContext, judge
 from fastweights.lab.reproduce.claim import FLOOR
-from fastweights.runs.files import read_json
+from fastweights.training.loop.files import read_json
 from outcomes import RESULTS, save
 
 

@@ -44,11 +44,11 @@ from fastweights.linearize.distill.transfer import BackwardInForward, KeepGraphs
 from fastweights.linearize.evaluate.comparison import modes_in
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.logits import next_logits
-from fastweights.runs.files import atomic_file
-from fastweights.text import IGNORE_INDEX
-from fastweights.text.documents import Data
+from fastweights.models.loss import IGNORE_INDEX
 from fastweights.train import AdamW, Every, LoRA, StopOnSignal
-from fastweights.train.adapters import merge_adapters
+from fastweights.training.data.documents import Data
+from fastweights.training.language.adapters import merge_adapters
+from fastweights.training.loop.files import atomic_file
 from linearize_teachers import Repeats
 
 RESULTS = Path(__file__).parent / "results" / "linearize.json"

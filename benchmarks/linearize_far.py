@@ -52,9 +52,9 @@ from fastweights.linearize.distill.recipe import TransferConfig as Transfer
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.linearize.evaluate.logits import next_logits
-from fastweights.runs.files import atomic_file
-from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
+from fastweights.training.data.documents import Data
+from fastweights.training.loop.files import atomic_file
 from linearize_teachers import SHORT_TEXT
 
 RESULTS = Path(__file__).parent / "results" / "linearize_far.json"

@@ -39,9 +39,9 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.trained import Adapters, AllWeights
 from fastweights.linearize.evaluate.far_text import FarText
-from fastweights.runs.files import atomic_file
-from fastweights.text.documents import Data
 from fastweights.train import AdamW, Every, StopOnSignal
+from fastweights.training.data.documents import Data
+from fastweights.training.loop.files import atomic_file
 from linearize_far import by_distance
 from linearize_teachers import FAR
 

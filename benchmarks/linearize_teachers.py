@@ -31,10 +31,7 @@ from fastweights.cli.progress import reporter
 from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.evaluate.far_text import far_documents, far_text
-from fastweights.runs.files import atomic_file, atomic_folder
-from fastweights.runs.seeds import random_seed_from
-from fastweights.text import IGNORE_INDEX
-from fastweights.text.documents import Batches
+from fastweights.models.loss import IGNORE_INDEX
 from fastweights.train import (
     BPE,
     AdamW,
@@ -49,6 +46,9 @@ from fastweights.train import (
     WarmupStableDecay,
     train,
 )
+from fastweights.training.data.documents import Batches
+from fastweights.training.loop.files import atomic_file, atomic_folder
+from fastweights.training.loop.seeds import random_seed_from
 from induction import set_induction_heads
 
 LLAMA = {

@@ -32,7 +32,7 @@ from fastweights.lab.bench.machine import provenance
 from fastweights.mixer import MixerState
 from fastweights.mixers import make
 from fastweights.recurrence import LongConvolution
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 CHANNELS, SOFTMAX_WIDTH = 128, 64
 LENGTHS = (1024, 2048, 4096, 8192, 16_384)

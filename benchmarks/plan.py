@@ -45,9 +45,9 @@ from fastweights.recipes import (
     plan_conversion,
     record_of,
 )
-from fastweights.runs.files import read_json, write_json
-from fastweights.runs.optimizers import AdamW
-from fastweights.runs.stage import go_backward
+from fastweights.training.loop.files import read_json, write_json
+from fastweights.training.loop.optimizers import AdamW
+from fastweights.training.loop.stage import go_backward
 
 RESULTS = Path(__file__).parent / "results" / "plan.json"
 MIXERS = ("metala", "gated_deltanet", "mesa", "mamba2", "softmax")

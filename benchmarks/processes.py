@@ -30,12 +30,12 @@ import torch
 from torch import nn
 
 from fastweights.lab.bench.machine import commit, versions
-from fastweights.runs.folder import create_run
-from fastweights.runs.layout import Layout
-from fastweights.runs.loop import Loop
-from fastweights.runs.processes import join_processes, leave_processes
 from fastweights.train import AdamW, Architecture, Text, TrainConfig
-from fastweights.train.language_model import LanguageModelStage
+from fastweights.training.language.language_model import LanguageModelStage
+from fastweights.training.loop.folder import create_run
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.loop import Loop
+from fastweights.training.loop.processes import join_processes, leave_processes
 
 LAYOUTS = {"replicated": Layout(), "divided": Layout(shard=True)}
 SMALL = TrainConfig(

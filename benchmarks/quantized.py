@@ -33,7 +33,7 @@ from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.models.cache_names import CACHE, cache_argument
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 TEXT = Path(fastweights.__file__).parent / "data" / "tinyshakespeare.txt.gz"
 BATCH, LENGTH, HELD_OUT, LONG, DECODED = 8, 128, 512, 256, 16

@@ -34,7 +34,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 from fastweights import evaluate
 from fastweights.lab.bench.machine import provenance
 from fastweights.recurrence import DPLR, TTT, Decay, Delta, LogLinear, Slots, Softmax, Substeps
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 try:
     from fla.ops.comba.naive import naive_chunk_comba

@@ -32,7 +32,7 @@ from fastweights.importers import FAMILIES as IMPORTED
 from fastweights.importers import import_model
 from fastweights.lab.bench.machine import Machine, commit, versions
 from fastweights.lab.bench.timing import Budget, Failure, Function, WallClock, time_in_turn
-from fastweights.runs.files import read_json, write_json
+from fastweights.training.loop.files import read_json, write_json
 from transformers_families import LAYERS, VOCABULARY, WIDTH, build_family, present_families
 
 RESULTS = Path(__file__).parent / "results" / "transformers_models.json"

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.optimizers import set_learning_rates
 from fastweights.train import AdamW, Cosine
+from fastweights.training.loop.optimizers import set_learning_rates
 
 MIXERS = {"γ in (0, 1)": "mesa", "γ in (-1, 1)": "mesa_signed"}
 LENGTHS = (40, 64, 128, 256)

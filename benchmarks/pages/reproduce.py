@@ -13,7 +13,7 @@ from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.reproduce.theory import Theorem
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
-from fastweights.runs.identity import key_of
+from fastweights.training.loop.identity import key_of
 from pages.page import RESULTS, Page, Stretches, results
 
 Outcome = dict[str, Any]

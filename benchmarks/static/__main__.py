@@ -16,7 +16,7 @@ from typing import Any
 
 from fastweights.lab.bench.machine import commit, versions
 from fastweights.lab.bench.problems import PROBLEMS
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 from static.gpus import GPUS, Gpu
 from static.measure import measure
 from static.rows import rows_of

@@ -13,7 +13,7 @@ from fastweights.budget import ACCELERATORS, CPU, StepShape, UntraceableError, t
 from fastweights.budget.ledger import MemoryLedger
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.stage import go_backward
+from fastweights.training.loop.stage import go_backward
 
 MODELS = {
     name: [{"name": name}]

@@ -16,8 +16,8 @@ from fastweights.budget import (
     find_accelerator,
     plan_training,
 )
+from fastweights.errors import TrainingError
 from fastweights.models import FastWeightsConfig
-from fastweights.runs.errors import TrainingError
 
 CONFIG = FastWeightsConfig(
     vocab_size=1000, hidden_size=256, num_hidden_layers=4, mixers=[{"name": "metala"}]

@@ -275,7 +275,7 @@ def test_what_an_existing_model_cannot_be_is_said(
     tmp_path, capsys, monkeypatch, data, trained, options, message
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fastweights.runs.packages.find_spec", lambda name: name != "wandb" or None)
+    monkeypatch.setattr("fastweights.environment.find_spec", lambda name: name != "wandb" or None)
     given = [str(trained) if option == "MODEL" else option for option in options]
     assert message in fails(capsys, "train", *data, *given)
     assert not list(tmp_path.iterdir())

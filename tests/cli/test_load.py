@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from fastweights.cli import load, main
 from fastweights.cli.load import load_model
+from fastweights.errors import CheckpointError
 from fastweights.models import Int8Linear, quantize
-from fastweights.runs.checkpoint import save_model
-from fastweights.runs.errors import CheckpointError
-from fastweights.text.tokenizers import Bytes
-from fastweights.train.perplexity import PositionLoss
+from fastweights.training.data.tokenizers import Bytes
+from fastweights.training.language.perplexity import PositionLoss
+from fastweights.training.loop.checkpoint import save_model
 from pretrained import linear_llama
 from tiny import tiny
 

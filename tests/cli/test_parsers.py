@@ -105,7 +105,7 @@ def test_defaults_of_linearization_are_those_of_the_code() -> None:
     from fastweights.cli.verbs.linearize import conversion
     from fastweights.linearize.distill.pipeline import Conversion
     from fastweights.linearize.distill.recipes import RECIPES
-    from fastweights.text.documents import Data
+    from fastweights.training.data.documents import Data
 
     found = conversion(chosen("linearize", "MODEL", "--data", "TEXT", "--out", "OUT"))
     assert found == Conversion("MODEL", Data(("TEXT",)), RECIPES["landmarks"])

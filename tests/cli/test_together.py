@@ -13,7 +13,7 @@ from torch import distributed
 from conversions import write_source
 from fastweights.cli import main
 from fastweights.cli.progress import Lines
-from fastweights.train.language_model import LanguageModelStage
+from fastweights.training.language.language_model import LanguageModelStage
 from killable_runs import launch_two
 from killable_runs import tiny as tiny_run
 

@@ -19,7 +19,7 @@ import torch
 from fastweights import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.cli.load import load_model
 from fastweights.cli.verbs.generate import encode_prompt
-from fastweights.text.tokenizers import BPE, Bytes, Tokenization
+from fastweights.training.data.tokenizers import BPE, Bytes, Tokenization
 
 pytestmark = pytest.mark.browser
 

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
 from running import LONGEST
 from transformers_families import build_family
 

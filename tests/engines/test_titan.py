@@ -22,9 +22,9 @@ from fastweights.engines.titan.names import (
     to_folder_names,
 )
 from fastweights.engines.titan.operations import training_operations
-from fastweights.runs.checkpoint import save_model
-from fastweights.runs.errors import CheckpointError
-from fastweights.text.tokenizers import Bytes
+from fastweights.errors import CheckpointError
+from fastweights.training.data.tokenizers import Bytes
+from fastweights.training.loop.checkpoint import save_model
 from tiny import HYBRID, tiny, tiny_config
 
 

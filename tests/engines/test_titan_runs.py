@@ -22,13 +22,13 @@ from fastweights import FastWeightsConfig, FastWeightsForCausalLM, preset
 from fastweights.engines.titan.export import export
 from fastweights.engines.titan.operations import training_operations
 from fastweights.models.size import count_parameters
-from fastweights.runs.checkpoint import save_model
-from fastweights.runs.loop import run_in_memory
-from fastweights.runs.optimizers import AdamW, matrices
-from fastweights.runs.processes import Alone
-from fastweights.runs.schedules import Constant
-from fastweights.runs.stage import Optimization, Stage, go_backward
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
+from fastweights.training.loop.checkpoint import save_model
+from fastweights.training.loop.loop import run_in_memory
+from fastweights.training.loop.optimizers import AdamW, matrices
+from fastweights.training.loop.processes import Alone
+from fastweights.training.loop.schedules import Constant
+from fastweights.training.loop.stage import Optimization, Stage, go_backward
 from titan_runs import Batch, Run, run_titan
 
 pytestmark = pytest.mark.titan

@@ -22,7 +22,7 @@ from transformers.cli.serving.model_manager import ModelManager
 
 from fastweights.engines.transformers.serve import serve_int8, serve_ours
 from fastweights.models import Int8Linear, quantize
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
 from pretrained import linear_llama, llama
 from tiny import tiny
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fastweights.runs.checkpoint import save_model
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
+from fastweights.training.loop.checkpoint import save_model
 from http_server import ask, ask_stream, http_server
 from tiny import tiny
 

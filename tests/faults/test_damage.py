@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from fastweights.cli.progress import Lines
-from fastweights.runs import processes
-from fastweights.runs.json_lines import read_rows
-from fastweights.train.language_model import LanguageModelStage
+from fastweights.training.language.language_model import LanguageModelStage
+from fastweights.training.loop import processes
+from fastweights.training.loop.json_lines import read_rows
 from here import copy_run, run_here, train_words
 
 NOBODY = 65534

@@ -28,8 +28,8 @@ from fastweights.lab.bench.report import FORMAT, Header, Report
 from fastweights.lab.bench.timing import Budget, Failure, Times, WallClock, time_in_turn
 from fastweights.lab.bench.training import TrainPlan, equal_config
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.checkpoint import save_model
 from fastweights.train import Bytes
+from fastweights.training.loop.checkpoint import save_model
 
 pytestmark = pytest.mark.long
 

@@ -16,7 +16,7 @@ from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.lab.check import LAWS, Law, Verdict, check_model, questions
 from fastweights.models.cache_names import cache_argument
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
 from tiny import tiny
 
 SHORT = 9

@@ -32,9 +32,8 @@ from fastweights.lab.evals.items import SOURCES, Choice, Ending, Prompt, recall_
 from fastweights.lab.evals.likelihood import Query, likelihoods, query
 from fastweights.lab.evals.score import Answer, ChoiceScore, score
 from fastweights.lab.tasks.questions import Question
-from fastweights.runs.checkpoint import save_model
 from fastweights.train import BPE, Bytes, tokenize_sources
-from fastweights.train.perplexity import (
+from fastweights.training.language.perplexity import (
     PositionLoss,
     draw,
     losses_by_position,
@@ -42,6 +41,7 @@ from fastweights.train.perplexity import (
     octaves,
     token_losses,
 )
+from fastweights.training.loop.checkpoint import save_model
 from tiny import VOCABULARY, tiny, tokens
 from tolerances import TOLERANCE, array, assert_close, error
 

@@ -20,7 +20,7 @@ from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
 from fastweights.lab.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
 from fastweights.lab.tasks.listops import SYMBOLS
-from fastweights.text.left_out import LeftOutWarning
+from fastweights.training.data.left_out import LeftOutWarning
 
 # ListOps ------------------------------------------------------------------------------------------
 # ------------------

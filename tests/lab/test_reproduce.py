@@ -82,9 +82,9 @@ from fastweights.models import (
     FastWeightsForSequenceClassification,
 )
 from fastweights.recurrence import ConjugateGradient
-from fastweights.runs.files import read_json
-from fastweights.runs.json_lines import read_rows
 from fastweights.train import Text
+from fastweights.training.loop.files import read_json
+from fastweights.training.loop.json_lines import read_rows
 from tolerances import assert_close
 
 CPU = torch.device("cpu")

@@ -55,7 +55,7 @@ from fastweights.lab.tasks import (
     TrainingSettings,
 )
 from fastweights.mixers import MIXERS, plugin
-from fastweights.runs.schedules import Cosine
+from fastweights.training.loop.schedules import Cosine
 from tolerances import TOLERANCE
 
 
@@ -412,7 +412,7 @@ def test_a_model_that_cannot_be_built_leaves_no_folder(
 def test_pools_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="workers = 0; it must be 1 or more"):
         Local(0)
-    monkeypatch.setattr("fastweights.runs.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("fastweights.environment.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs ray: pip install ray, or leave out --ray"):
         Ray()
 

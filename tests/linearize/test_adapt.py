@@ -14,9 +14,9 @@ from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate.comparison import ablations, compare_with_softmax, distances
 from fastweights.linearize.evaluate.logits import next_logits, teacher_logits, unwrap_adapters
-from fastweights.runs.stage import trainable_parameters
-from fastweights.text import IGNORE_INDEX
-from fastweights.train.adapters import LoRA, merge_adapters
+from fastweights.models.loss import IGNORE_INDEX
+from fastweights.training.language.adapters import LoRA, merge_adapters
+from fastweights.training.loop.stage import trainable_parameters
 from pretrained import linear_llama, llama, stream
 from tolerances import assert_close
 

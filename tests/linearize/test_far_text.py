@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastweights.errors import DataError
 from fastweights.linearize.evaluate.far_text import (
     CopiedStretch,
     FarDocument,
@@ -15,9 +16,8 @@ from fastweights.linearize.evaluate.far_text import (
     far_text,
     token_distances,
 )
-from fastweights.runs.errors import DataError
-from fastweights.text.sources import paths
-from fastweights.text.tokenizers import BPE, Bytes
+from fastweights.training.data.sources import paths
+from fastweights.training.data.tokenizers import BPE, Bytes
 
 
 @pytest.fixture(scope="module")

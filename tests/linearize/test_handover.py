@@ -37,7 +37,7 @@ from fastweights.linearize import (
 )
 from fastweights.models.cache_names import cache_argument
 from fastweights.recurrence.streams import ShapeError
-from fastweights.text.tokenizers import Bytes, TextStream
+from fastweights.training.data.tokenizers import Bytes, TextStream
 from pretrained import linear_llama
 from tolerances import SAME, assert_close, error
 

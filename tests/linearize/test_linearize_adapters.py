@@ -16,7 +16,7 @@ from families import logits, padded, student, teacher
 from fastweights.linearize import RULES, LinearAttentionConfig, branches, linearize
 from fastweights.linearize.distill.adapt import TokenLoss, load_adapters, prepare_adaptation
 from fastweights.linearize.evaluate.logits import teacher_logits
-from fastweights.train.adapters import LoRA, merge_adapters
+from fastweights.training.language.adapters import LoRA, merge_adapters
 from tolerances import SAME, error
 
 ANALOGS = {

@@ -27,7 +27,7 @@ from fastweights.linearize.evaluate.judgement import (
     share_section,
 )
 from fastweights.render.html import text_table, visible
-from fastweights.runs.folder import create_run
+from fastweights.training.loop.folder import create_run
 from pretrained import linear_llama
 
 MODES = ("softmax", "linear", "window only", "linear only")

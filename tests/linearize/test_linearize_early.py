@@ -20,10 +20,10 @@ from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe, TransferConfig
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.transfer import TransferLoss
-from fastweights.runs.optimizers import AdamW
-from fastweights.runs.report import Reporter
-from fastweights.text.documents import Data
 from fastweights.train import Bytes, DataError, TrainingError
+from fastweights.training.data.documents import Data
+from fastweights.training.loop.optimizers import AdamW
+from fastweights.training.loop.report import Reporter
 from pretrained import llama
 from tiny import tiny
 
@@ -194,7 +194,7 @@ def test_a_conversion_checks_its_values(source, changes, message):
 
 def test_processes_that_cannot_share_a_batch_leave_nothing_behind(source, tmp_path, monkeypatch):
     from fastweights.linearize.distill import pipeline
-    from fastweights.runs.processes import Alone
+    from fastweights.training.loop.processes import Alone
 
     class Three(Alone):
         def __init__(self) -> None:

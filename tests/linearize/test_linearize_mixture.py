@@ -8,13 +8,13 @@ import pytest
 
 from conversions import conversion, write_source
 from fastweights.linearize.distill.pipeline import run_conversion
-from fastweights.text.documents import Data
+from fastweights.training.data.documents import Data
 from stored import ThreadWriter
 
 
 @pytest.mark.long
 def test_a_conversion_that_stops_goes_on_to_the_same_branches(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("fastweights.text.folder.Writer", ThreadWriter)
+    monkeypatch.setattr("fastweights.training.data.folder.Writer", ThreadWriter)
     source = write_source(tmp_path)
     (source / "more.txt").write_text("a goat is no sheep\n" * 200)
     texts = tuple(str(source / name) for name in ("text.txt", "more.txt"))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastweights.cli import build_parser
 from fastweights.cli.recipes import recipe_of
+from fastweights.errors import CheckpointError
 from fastweights.linearize import LinearAttentionConfig, Student, Teacher, branches, use_mode
 from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.distill.adapt import ModelLogits, TeacherSource, TokenLoss
@@ -49,13 +50,12 @@ from fastweights.linearize.distill.trained import (
 from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, TransferLoss, only_branches
 from fastweights.linearize.evaluate.distances import softmax_map
 from fastweights.linearize.evaluate.logits import next_logits
-from fastweights.runs.errors import CheckpointError
-from fastweights.runs.identity import to_json_value
-from fastweights.runs.processes import Alone
-from fastweights.runs.report import Reporter
-from fastweights.runs.stage import trainable_parameters
-from fastweights.text.documents import Data
-from fastweights.train.adapters import LoRA
+from fastweights.training.data.documents import Data
+from fastweights.training.language.adapters import LoRA
+from fastweights.training.loop.identity import to_json_value
+from fastweights.training.loop.processes import Alone
+from fastweights.training.loop.report import Reporter
+from fastweights.training.loop.stage import trainable_parameters
 from pretrained import VOCABULARY, linear_llama, llama, stream
 from tolerances import assert_close
 
@@ -520,7 +520,7 @@ loss = { ce = 0.0, kl = 1.0, teacher = { model = "large", top_k = 64 } }
 
 def test_a_recipe_is_written_by_hand(tmp_path):
     (tmp_path / "mine.toml").write_text(TOML)
-    from fastweights.runs.optimizers import AdamW
+    from fastweights.training.loop.optimizers import AdamW
 
     assert read_recipe(tmp_path / "mine.toml") == LinearizationRecipe(
         LinearAttentionConfig(window=16),

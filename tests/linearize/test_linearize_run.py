@@ -20,6 +20,7 @@ from conversions import SHORT, conversion, write_source
 from fastweights.cli import main
 from fastweights.cli.progress import Lines
 from fastweights.cli.verbs import linearize as verb_module
+from fastweights.errors import TrainingError
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
@@ -32,11 +33,10 @@ from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate.comparison import modes_in
 from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
-from fastweights.runs.errors import TrainingError
-from fastweights.runs.layout import Layout
-from fastweights.runs.processes import leave_processes
-from fastweights.runs.report import Reporter
 from fastweights.train import Bytes, CheckpointError
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.processes import leave_processes
+from fastweights.training.loop.report import Reporter
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 from tolerances import SAME

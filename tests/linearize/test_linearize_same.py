@@ -19,7 +19,7 @@ from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import Adapters
-from fastweights.runs.report import Reporter
+from fastweights.training.loop.report import Reporter
 from killable_runs import FORKS, kill_at, launch_two
 
 pytestmark = pytest.mark.long

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from conversions import SHORT, conversion, shorten, write_source
 from fastweights.cli import main
+from fastweights.errors import CheckpointError, DataError
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill import steps
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
@@ -28,12 +29,11 @@ from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.steps import steps_of, steps_until
 from fastweights.linearize.distill.trained import Adapters, AllButMLPs, AllWeights
 from fastweights.linearize.distill.transfer import TransferLoss
-from fastweights.runs.errors import CheckpointError, DataError
-from fastweights.runs.layout import Layout
-from fastweights.runs.processes import leave_processes
-from fastweights.runs.report import Reporter
 from fastweights.train import AdamW, Every
-from fastweights.train.adapters import LoRA
+from fastweights.training.language.adapters import LoRA
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.processes import leave_processes
+from fastweights.training.loop.report import Reporter
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from fastweights.linearize import LinearAttentionConfig, Student, use_mode
-from fastweights.text import IGNORE_INDEX
-from fastweights.text.documents import Data, Stream
-from fastweights.text.packing import encode_documents, framing_of_each, gather
-from fastweights.text.sources import TextPiece, document_of
-from fastweights.text.tokens import Sequences
+from fastweights.models.loss import IGNORE_INDEX
 from fastweights.train import BPE, Bytes, DataError
+from fastweights.training.data.documents import Data, Stream
+from fastweights.training.data.packing import encode_documents, framing_of_each, gather
+from fastweights.training.data.sources import TextPiece, document_of
+from fastweights.training.data.tokens import Sequences
 from pretrained import linear_llama, sequences
 from stored import store
 

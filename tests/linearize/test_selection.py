@@ -16,6 +16,7 @@ import torch
 from transformers import DynamicCache
 
 from families import shaken, teacher
+from fastweights.errors import CheckpointError
 from fastweights.linearize import (
     LinearAttentionConfig,
     Student,
@@ -43,9 +44,8 @@ from fastweights.linearize.evaluate.criteria import (
 from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
 from fastweights.render.units import bytes_from_words
-from fastweights.runs.errors import CheckpointError
-from fastweights.text.sources import paths
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.sources import paths
+from fastweights.training.data.tokenizers import Bytes
 from planted import INDUCTION, planted_student, repeated_symbols
 from pretrained import linear_llama, llama, stream
 from tolerances import assert_close

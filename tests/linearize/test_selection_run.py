@@ -27,8 +27,8 @@ from fastweights.linearize.distill.steps import RankLayersStep
 from fastweights.linearize.distill.student import StudentModel
 from fastweights.linearize.evaluate.criteria import CRITERIA, AloneLinear, LossMeasure
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
-from fastweights.runs.processes import leave_processes
-from fastweights.text.documents import Data
+from fastweights.training.data.documents import Data
+from fastweights.training.loop.processes import leave_processes
 from killable_runs import launch_two
 from planted import PREVIOUS, planted_llama
 from pretrained import llama

@@ -33,10 +33,10 @@ from fastweights.linearize.evaluate.distances import cross_entropy, divergence
 from fastweights.linearize.evaluate.report import read_curve
 from fastweights.recurrence import Decay
 from fastweights.recurrence.mapped import features
-from fastweights.runs.loop import Loop
-from fastweights.runs.processes import Alone
-from fastweights.runs.stage import Optimization, trainable_parameters
 from fastweights.train import CheckpointError, Every, NonFiniteError
+from fastweights.training.loop.loop import Loop
+from fastweights.training.loop.processes import Alone
+from fastweights.training.loop.stage import Optimization, trainable_parameters
 from killable_runs import launch_two
 from pretrained import VOCABULARY, linear_llama, llama, stream
 from tolerances import assert_close

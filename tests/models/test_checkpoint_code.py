@@ -29,8 +29,8 @@ from fastweights import (
 from fastweights.linearize import linearize
 from fastweights.models import modeling_fastweights
 from fastweights.models.checkpoint_code import CODE
-from fastweights.runs.checkpoint import save_model
 from fastweights.train import Bytes
+from fastweights.training.loop.checkpoint import save_model
 from pretrained import llama
 from tiny import tiny, tiny_config
 

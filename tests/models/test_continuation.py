@@ -17,7 +17,7 @@ from fastweights import patch_transformers, stream
 from fastweights.linearize import LinearAttentionConfig, linearize, read_by_softmax
 from fastweights.models import continuation
 from fastweights.models.continuation import Continuation, continuation_of
-from fastweights.train.perplexity import token_losses
+from fastweights.training.language.perplexity import token_losses
 from tiny import tiny
 from transformers_families import build_family
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel, pipeline
 
 from fastweights import FastWeightsForCausalLM, stream
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
 from pretrained import linear_llama
 from tiny import LAYERS, tiny, tokens
 

@@ -25,12 +25,12 @@ from fastweights import (
 )
 from fastweights.kernels.triton import launch
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.runs.loop import Loop
-from fastweights.runs.processes import Alone
-from fastweights.text.corpus import Text
 from fastweights.train import Architecture, TrainConfig
-from fastweights.train import language_model as training
-from fastweights.train.language_model import LanguageModelStage
+from fastweights.training.data.corpus import Text
+from fastweights.training.language import language_model as training
+from fastweights.training.language.language_model import LanguageModelStage
+from fastweights.training.loop.loop import Loop
+from fastweights.training.loop.processes import Alone
 from kinds import one_of_each
 from tiny import LAYERS, tiny, tiny_config
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data.tokenizers import Bytes
 from pretrained import llama
 from tiny import tiny
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from fastweights.runs.checkpoint import open_checkpoint
-from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import read_json, write_json
-from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows, write_rows
+from fastweights.errors import CheckpointError
 from fastweights.train import train
+from fastweights.training.loop.checkpoint import open_checkpoint
+from fastweights.training.loop.files import read_json, write_json
+from fastweights.training.loop.json_lines import append_row, cut_torn_line, read_rows, write_rows
 from killable_runs import tiny
 from laws import law
 

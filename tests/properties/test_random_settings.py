@@ -12,12 +12,10 @@ import pytest
 from hypothesis import strategies as st
 from torch import optim
 
+from fastweights.errors import CheckpointError, TrainingError
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.convert.config import FEATURE_MAPS, RULE_PAPERS
-from fastweights.runs.errors import CheckpointError, TrainingError
-from fastweights.runs.folder import create_run, is_run, keyed_folder
-from fastweights.runs.identity import differences, key_of, to_json_value, to_record
-from fastweights.runs.ranges import (
+from fastweights.ranges import (
     FRACTION,
     NON_NEGATIVE_INTEGER,
     NON_NEGATIVE_NUMBER,
@@ -25,7 +23,6 @@ from fastweights.runs.ranges import (
     POSITIVE_NUMBER,
     SEQUENCE_LENGTH,
 )
-from fastweights.runs.schedules import read_schedule
 from fastweights.train import (
     BPE,
     AdamW,
@@ -43,6 +40,9 @@ from fastweights.train import (
     TrainConfig,
     WarmupStableDecay,
 )
+from fastweights.training.loop.folder import create_run, is_run, keyed_folder
+from fastweights.training.loop.identity import differences, key_of, to_json_value, to_record
+from fastweights.training.loop.schedules import read_schedule
 from laws import law
 
 COUNT, WARMUP = st.integers(1, 2**40), st.integers(0, 2**20)

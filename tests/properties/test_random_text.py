@@ -18,13 +18,13 @@ import pyarrow.parquet
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from fastweights.runs.errors import DataError
-from fastweights.text.corpus import tokenize_sources
-from fastweights.text.holdout import hold_out, thin_out
-from fastweights.text.sources import read_documents
-from fastweights.text.tokenizers import BPE, Bytes, TextStream, encode_texts, token_ids
-from fastweights.text.tokens import Sequences
-from fastweights.text.windows import Windows, _Bijection, sequential_windows
+from fastweights.errors import DataError
+from fastweights.training.data.corpus import tokenize_sources
+from fastweights.training.data.holdout import hold_out, thin_out
+from fastweights.training.data.sources import read_documents
+from fastweights.training.data.tokenizers import BPE, Bytes, TextStream, encode_texts, token_ids
+from fastweights.training.data.tokens import Sequences
+from fastweights.training.data.windows import Windows, _Bijection, sequential_windows
 from laws import law
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

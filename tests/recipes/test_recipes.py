@@ -23,7 +23,7 @@ from fastweights.recipes import (
     find_recipe,
     plan_conversion,
 )
-from fastweights.runs.schedules import Cosine
+from fastweights.training.loop.schedules import Cosine
 
 TRAININGS = [r for r in RECIPES.values() if isinstance(r, TrainingRecipe)]
 CONVERSIONS = [r for r in RECIPES.values() if isinstance(r, ConversionRecipe)]

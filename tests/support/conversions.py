@@ -15,8 +15,8 @@ from fastweights.linearize.distill.recipe import (
     LinearizationRecipe,
     TransferConfig,
 )
-from fastweights.text.documents import Data
 from fastweights.train import Bytes, Every
+from fastweights.training.data.documents import Data
 from pretrained import llama
 
 SHORT = Fit(steps=4, batch=2, every=Every(log=1, evaluation=2, checkpoint=2))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from safetensors.torch import load_file
 
 from fastweights.cli import main
-from fastweights.runs.parts import PARTS
+from fastweights.training.loop.parts import PARTS
 
 SMALL = (
     *("--layers", "1", "--width", "8", "--length", "16", "--batch", "4", "--device", "cpu"),

@@ -73,7 +73,7 @@ def _run(rank: int, port: int, words: list[str], said: Path) -> None:
     os.dup2(error.fileno(), 2)
     sys.stderr, sys.stdout = error, open(os.devnull, "w")  # noqa: SIM115
     from fastweights.cli.__main__ import run
-    from fastweights.text.shards import write_shards
+    from fastweights.training.data.shards import write_shards
 
     draw_pixels()
     write_shards.__defaults__ = (0, SHARD)

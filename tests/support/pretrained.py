@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.text.documents import Stream
-from fastweights.text.tokens import Sequences
+from fastweights.training.data.documents import Stream
+from fastweights.training.data.tokens import Sequences
 
 VOCABULARY = 37
 SIZES = {

@@ -6,11 +6,11 @@ import threading
 import weakref
 from pathlib import Path
 
-from fastweights.text import blocks, writer
-from fastweights.text.corpus import Corpus, Text
-from fastweights.text.documents import Data
-from fastweights.text.folder import TextFolder
-from fastweights.text.tokenizers import Bytes
+from fastweights.training.data import blocks, writer
+from fastweights.training.data.corpus import Corpus, Text
+from fastweights.training.data.documents import Data
+from fastweights.training.data.folder import TextFolder
+from fastweights.training.data.tokenizers import Bytes
 
 BYTES = Bytes().build(())
 

@@ -15,8 +15,8 @@ from fastweights.budget.operations import (
 )
 from fastweights.models import FastWeightsConfig
 from fastweights.models.loss import LOGITS_AT_ONCE
+from fastweights.ranges import divide_batch
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.ranges import divide_batch
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,8 @@ def _may_say(error: Exception) -> bool:
     """
     if "RANK" not in os.environ:
         return True
-    from fastweights.runs.errors import LostProcessError, OtherProcessError
-    from fastweights.runs.processes import has_group, is_first_to_speak
+    from fastweights.errors import LostProcessError, OtherProcessError
+    from fastweights.training.loop.processes import has_group, is_first_to_speak
 
     if isinstance(error, OtherProcessError):
         return False
@@ -125,7 +125,7 @@ def _may_say(error: Exception) -> bool:
 
 def _leave() -> None:
     """End the group of processes, if a verb has joined one."""
-    processes = sys.modules.get("fastweights.runs.processes")
+    processes = sys.modules.get("fastweights.training.loop.processes")
     if "RANK" in os.environ and processes is not None:
         processes.leave_processes()
 

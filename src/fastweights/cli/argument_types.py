@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from fastweights import ranges
 from fastweights.render.units import bytes_from_words
-from fastweights.runs import ranges
 
 if TYPE_CHECKING:
     import torch

@@ -13,14 +13,14 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from fastweights.errors import CheckpointError, reason_of
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.models.size import require_memory
-from fastweights.runs.checkpoint import (
+from fastweights.training.loop.checkpoint import (
     model_folder,
     no_progress_bars,
     no_warnings_of_transformers,
 )
-from fastweights.runs.errors import CheckpointError, reason_of
 
 _UNREADABLE = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),

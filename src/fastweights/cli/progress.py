@@ -18,8 +18,8 @@ from rich.progress import (
 )
 
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.metrics import Row
-from fastweights.runs.report import Reading, Reporter, Summary
+from fastweights.training.loop.metrics import Row
+from fastweights.training.loop.report import Reading, Reporter, Summary
 
 SHOWN_LAYERS = 8
 """Layers whose losses a line of progress has room for."""

@@ -17,7 +17,7 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.recipe_files import read_recipe
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.runs.stage import Every
+from fastweights.training.loop.stage import Every
 
 ANALOG = ("features", "feature_dim", "rule", "window", "sinks", "gates", "convolution", "positions")
 """The options that change the linear attention."""

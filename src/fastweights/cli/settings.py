@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fastweights.runs import ranges
+from fastweights import ranges
 
 LIBRARY = Path(__file__).parents[1]
 

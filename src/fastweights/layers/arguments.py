@@ -8,14 +8,14 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fastweights.recurrence.base import ShapeError
-from fastweights.runs.ranges import (
+from fastweights.ranges import (
     NON_NEGATIVE_INTEGER,
     NON_NEGATIVE_NUMBER,
     POSITIVE_INTEGER,
     POSITIVE_NUMBER,
     Range,
 )
+from fastweights.recurrence.base import ShapeError
 
 T = TypeVar("T")
 Count = Annotated[int, POSITIVE_INTEGER]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fastweights.models.cache_names import name_of_cache
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.models.hf import FastWeightsPreTrainedModel
-from fastweights.runs.evaluation import evaluation_mode
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 ROUGH = 0.1

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fastweights.mixer import differ_for_good
 from fastweights.models.cache import FastWeightsCache
+from fastweights.models.loss import IGNORE_INDEX
 from fastweights.models.tokens import cheap_to_look_at, worth_waiting_for
 from fastweights.shapes import Embedded, Mask
-from fastweights.text import IGNORE_INDEX
 
 
 def keep_mask_of(attention_mask: Tensor | None, x: Embedded, seen: int) -> Mask | None:

@@ -15,8 +15,9 @@ from fastweights.layers import upcast
 from fastweights.models.cache_names import with_both_names
 from fastweights.recurrence.derivatives import transform_here
 from fastweights.shapes import Embedded
-from fastweights.text import IGNORE_INDEX
 
+IGNORE_INDEX = -100
+"""The label of a token that is not learnt (torch, transformers)."""
 LOGITS_AT_ONCE = 1 << 25
 
 Term = Callable[[Tensor, Tensor], Tensor]

@@ -11,10 +11,10 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
+from fastweights.models.loss import IGNORE_INDEX
 from fastweights.models.packing import Boundaries, segments_of
 from fastweights.parallel.slices import Slices
 from fastweights.recurrence import ShapeError
-from fastweights.text import IGNORE_INDEX
 
 SLICED = ("input_ids", "inputs_embeds")
 

@@ -35,7 +35,7 @@ from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.recipes.recipe import ConversionRecipe
 from fastweights.recurrence import Softmax
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.stage import go_backward
+from fastweights.training.loop.stage import go_backward
 
 CHUNK = 64
 

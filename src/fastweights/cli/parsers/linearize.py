@@ -35,8 +35,8 @@ from fastweights.cli.parsers.shared import (
 )
 from fastweights.cli.settings import LibraryClass, names_in, value_of
 
-DATA = LibraryClass("text.documents:Data")
-SOURCES = LibraryClass("text.request:Sources")
+DATA = LibraryClass("training.data.documents:Data")
+SOURCES = LibraryClass("training.data.request:Sources")
 CONVERSION = LibraryClass("linearize.distill.conversion:Conversion")
 RECIPES = names_in("linearize.distill.recipes:RECIPES")
 PUBLISHED = ", ".join(RECIPES)

@@ -18,10 +18,10 @@ from fastweights.cli.argument_types import (
 from fastweights.cli.options import REPEATED, Named, Options
 from fastweights.cli.settings import LibraryClass, names_in, value_of
 
-EVERY = LibraryClass("runs.stage:Every")
-LAYOUT = LibraryClass("runs.layout:Layout")
-TEXT = LibraryClass("text.corpus:Text")
-TRACKERS = names_in("runs.tracking:TRACKERS")
+EVERY = LibraryClass("training.loop.stage:Every")
+LAYOUT = LibraryClass("training.loop.layout:Layout")
+TEXT = LibraryClass("training.data.corpus:Text")
+TRACKERS = names_in("training.loop.tracking:TRACKERS")
 BLOCK = 1 << 27
 """Tokens of a block of streamed text unless told otherwise."""
 
@@ -125,7 +125,7 @@ class ProgressOptions(Options):
     eval_every: Annotated[Count, "STEPS"] = EVERY["evaluation"]
     checkpoint_every: Annotated[Count, "STEPS"] = EVERY["checkpoint"]
     track: Annotated[tuple[str, ...], TRACKERS, REPEATED] = ()
-    patience: Annotated[Positive, "SECONDS"] = value_of("runs.processes:PATIENCE")
+    patience: Annotated[Positive, "SECONDS"] = value_of("training.loop.processes:PATIENCE")
 
 
 class ArchitectureOptions(Options):
@@ -152,5 +152,6 @@ class ArchitectureOptions(Options):
 
 
 LAYERS, WIDTH = (
-    LibraryClass("train.architectures:Architecture")[name] for name in ("layers", "width")
+    LibraryClass("training.language.architectures:Architecture")[name]
+    for name in ("layers", "width")
 )

@@ -28,14 +28,14 @@ from fastweights.cli.parsers.shared import (
 )
 from fastweights.cli.settings import LibraryClass, names_in
 
-ADAMW = LibraryClass("runs.optimizers:AdamW")
-OPTIMIZATION = LibraryClass("runs.stage:Optimization")
-TRAINING = LibraryClass("train.language_model:TrainConfig")
+ADAMW = LibraryClass("training.loop.optimizers:AdamW")
+OPTIMIZATION = LibraryClass("training.loop.stage:Optimization")
+TRAINING = LibraryClass("training.language.language_model:TrainConfig")
 WORKLOAD = LibraryClass("budget.training:Workload")
 LR, FULL_LR, LORA_LR = ADAMW["lr"], 1e-4, 2e-4
 """Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""
-RANK = LibraryClass("train.adapters:LoRA")["rank"]
-SCHEDULES = names_in("runs.schedules:SCHEDULES")
+RANK = LibraryClass("training.language.adapters:LoRA")["rank"]
+SCHEDULES = names_in("training.loop.schedules:SCHEDULES")
 SHAPES = ("sqrt", "linear", "cosine")
 """Of the decay of `wsd`."""
 DECAY = 0.2
@@ -113,7 +113,7 @@ class UpdatesOptions(SeedOptions):
     decay: Annotated[Fraction | None, "FRACTION"] = None
     decay_shape: Annotated[str | None, SHAPES] = None
     weight_decay: float = ADAMW["weight_decay"]
-    warmup: Annotated[int, "STEPS"] = LibraryClass("runs.schedules:Cosine")["warmup"]
+    warmup: Annotated[int, "STEPS"] = LibraryClass("training.loop.schedules:Cosine")["warmup"]
     clip: float = OPTIMIZATION["clip"]
     z_loss: Annotated[float, "WEIGHT"] = TRAINING["z_loss"]
     bf16: bool = False

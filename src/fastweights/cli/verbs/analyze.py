@@ -15,7 +15,7 @@ from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli.load import load_model
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.text.corpus import tokenize_sources
+from fastweights.training.data.corpus import tokenize_sources
 
 
 def analyze(chosen: Namespace, console: Console) -> None:

@@ -26,8 +26,8 @@ from fastweights.lab.bench.targets import open_report
 from fastweights.lab.bench.timing import Budget
 from fastweights.lab.bench.training import TrainPlan, run_training
 from fastweights.render.plots import png
-from fastweights.runs.checkpoint import model_folder
-from fastweights.runs.files import atomic_file
+from fastweights.training.loop.checkpoint import model_folder
+from fastweights.training.loop.files import atomic_file
 
 QUICK = Budget(seconds=0.1, runs=5)
 Row = dict[str, Any]

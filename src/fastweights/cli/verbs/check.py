@@ -15,7 +15,7 @@ from rich.text import Text
 from fastweights.cli.load import load_tokenizer, load_weights
 from fastweights.lab.bench.machine import versions
 from fastweights.lab.check import LAWS, Finding, Law, Verdict, check_model, tolerance_of
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 STYLES = {Verdict.FAILS: "bold red", Verdict.HOLDS: "green"}
 

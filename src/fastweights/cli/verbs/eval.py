@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fastweights.cli.load import load_model
+from fastweights.environment import require_package
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.render.plots import png
-from fastweights.runs.files import atomic_file, write_json
-from fastweights.runs.packages import require_package
-from fastweights.text.corpus import tokenize_sources
-from fastweights.train.perplexity import PositionLoss, draw, nll_by_position
+from fastweights.training.data.corpus import tokenize_sources
+from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_position
+from fastweights.training.loop.files import atomic_file, write_json
 
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 

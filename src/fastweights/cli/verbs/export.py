@@ -15,8 +15,8 @@ from fastweights.engines.aoti import require_compiler, write_package
 from fastweights.engines.onnx import DOMAINS, Domain, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.checkpoint import model_folder, no_progress_bars
-from fastweights.runs.files import atomic_folder
+from fastweights.training.loop.checkpoint import model_folder, no_progress_bars
+from fastweights.training.loop.files import atomic_folder
 
 FILES = {".onnx": "an ONNX graph", ".pt2": "a package of compiled programs"}
 """What is written as a file, by how its name ends."""

@@ -18,8 +18,8 @@ from fastweights.generate import stream
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.mixers.mesa import set_tolerance
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.text.packing import framing_of_each
-from fastweights.text.tokenizers import TextStream
+from fastweights.training.data.packing import framing_of_each
+from fastweights.training.data.tokenizers import TextStream
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fastweights.importers import import_model, locate_checkpoint, tokenizer_files
-from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import atomic_folder
+from fastweights.training.loop.checkpoint import no_progress_bars
+from fastweights.training.loop.files import atomic_folder
 
 
 def import_model_folder(chosen: Namespace, console: Console) -> None:

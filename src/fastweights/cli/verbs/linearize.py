@@ -33,11 +33,11 @@ from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.plots import png
-from fastweights.runs.files import atomic_file
-from fastweights.runs.layout import Layout
-from fastweights.runs.signals import StopOnSignal
-from fastweights.runs.tracking import track
-from fastweights.text.documents import Data
+from fastweights.training.data.documents import Data
+from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.signals import StopOnSignal
+from fastweights.training.loop.tracking import track
 
 TRANSFORMERS_TOP_K = 50
 """Among how many tokens transformers draws unless a model says otherwise."""

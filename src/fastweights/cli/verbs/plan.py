@@ -30,9 +30,9 @@ from fastweights.recipes import (
     plan_conversion,
     record_of,
 )
-from fastweights.runs.checkpoint import model_folder
-from fastweights.runs.files import write_json
-from fastweights.train.architectures import Architecture, PresetArchitecture
+from fastweights.training.language.architectures import Architecture, PresetArchitecture
+from fastweights.training.loop.checkpoint import model_folder
+from fastweights.training.loop.files import write_json
 
 
 def plan(chosen: Namespace, console: Console) -> None:

@@ -26,7 +26,7 @@ from fastweights.lab.reproduce import (
 )
 from fastweights.lab.reproduce import reproduce as test_claim
 from fastweights.lab.reproduce.measures import At, Sample
-from fastweights.runs.identity import key_of
+from fastweights.training.loop.identity import key_of
 
 ALL = "all"
 COLOURS = {

@@ -31,7 +31,7 @@ from fastweights.lab.sweep import (
 )
 from fastweights.lab.sweep import sweep as run_sweep
 from fastweights.render.plots import png
-from fastweights.runs.files import atomic_file
+from fastweights.training.loop.files import atomic_file
 
 RUNNING = 8
 """Runs in progress that are shown."""

@@ -18,10 +18,17 @@ from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.verbs.generate import Request, load_model, write_continuation
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.layout import Layout
-from fastweights.runs.optimizers import AdamW, Muon, OptimizerConfig
-from fastweights.runs.report import Result
-from fastweights.runs.schedules import (
+from fastweights.training.data.corpus import Text
+from fastweights.training.data.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization
+from fastweights.training.language.adapters import LoRA
+from fastweights.training.language.architectures import Architecture, PresetArchitecture
+from fastweights.training.language.existing import ExistingModel
+from fastweights.training.language.language_model import Every, TrainConfig
+from fastweights.training.language.language_model import train as run_training
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.optimizers import AdamW, Muon, OptimizerConfig
+from fastweights.training.loop.report import Result
+from fastweights.training.loop.schedules import (
     SCHEDULES,
     CosineDecay,
     LinearDecay,
@@ -29,15 +36,8 @@ from fastweights.runs.schedules import (
     SquareRootDecay,
     WarmupStableDecay,
 )
-from fastweights.runs.signals import StopOnSignal
-from fastweights.runs.tracking import track
-from fastweights.text.corpus import Text
-from fastweights.text.tokenizers import BPE, Bytes, ExistingTokenizer, Tokenization
-from fastweights.train.adapters import LoRA
-from fastweights.train.architectures import Architecture, PresetArchitecture
-from fastweights.train.existing import ExistingModel
-from fastweights.train.language_model import Every, TrainConfig
-from fastweights.train.language_model import train as run_training
+from fastweights.training.loop.signals import StopOnSignal
+from fastweights.training.loop.tracking import track
 
 DECAYS = {"sqrt": SquareRootDecay(), "linear": LinearDecay(), "cosine": CosineDecay()}
 

@@ -29,10 +29,9 @@ from fastweights.engines.exported.comparison import EngineComparison, one_layer
 from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.onnx.domains import DOMAINS
 from fastweights.engines.onnx.write import write_onnx
+from fastweights.environment import commit, cpu_name
 from fastweights.mixers import MIXERS
-from fastweights.runs.files import read_json, write_json
-from fastweights.runs.packages import commit
-from fastweights.runs.processor import cpu_name
+from fastweights.training.loop.files import read_json, write_json
 
 PROMPT = 9
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")

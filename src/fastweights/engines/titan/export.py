@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoTokenizer
 
 from fastweights.engines.titan.names import HEAD, PREFIX, find_config
+from fastweights.errors import CheckpointError
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.checkpoint import save_model
-from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import atomic_folder
-from fastweights.text.tokenizers import require_embeddings
+from fastweights.training.data.tokenizers import require_embeddings
+from fastweights.training.loop.checkpoint import save_model
+from fastweights.training.loop.files import atomic_folder
 
 INDEX = ".metadata"
 """The file by which a folder is a checkpoint of torchtitan in the midst of training."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastweights.models import PRESETS, FastWeightsConfig, FastWeightsForCausalLM, find_preset
-from fastweights.runs.checkpoint import model_folder
+from fastweights.training.loop.checkpoint import model_folder
 
 Weight = TypeVar("Weight")
 

@@ -33,7 +33,7 @@ from fastweights.engines.titan.names import (
 )
 from fastweights.engines.titan.parallelize import parallelize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.optimizers import AdamW, matrices
+from fastweights.training.loop.optimizers import AdamW, matrices
 
 ANY_LAYER = rf"layers.\\d+.(?:{_CHECKPOINT_PREFIX})?"
 """A regular expression of where a layer's weights are; a dot stands for itself well enough."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from fastweights.environment import commit as commit
+from fastweights.environment import cpu_name
 from fastweights.kernels import numerics
 from fastweights.kernels.gemm import ACCURATE, onednn_error, precision
 from fastweights.lab.bench.timing import Budget, Times, clock_of, time_in_turn
-from fastweights.runs.packages import commit as commit
-from fastweights.runs.processor import cpu_name
 
 PACKAGES = (
     "torch",

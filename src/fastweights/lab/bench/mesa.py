@@ -32,10 +32,10 @@ from fastweights.methods import evaluate
 from fastweights.mixers.mesa import use_solver
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.recurrence import ConjugateGradient, Mesa, Solver, solver_statistics
-from fastweights.text.corpus import Text, read_corpus
-from fastweights.text.tokenizers import ExistingTokenizer
-from fastweights.text.windows import sequential_windows
-from fastweights.train.perplexity import token_losses
+from fastweights.training.data.corpus import Text, read_corpus
+from fastweights.training.data.tokenizers import ExistingTokenizer
+from fastweights.training.data.windows import sequential_windows
+from fastweights.training.language.perplexity import token_losses
 
 STEPS = 30
 SOLVERS = {f"{n} steps": ConjugateGradient(n) for n in (1, 2, 5, 10, 20, STEPS)} | {

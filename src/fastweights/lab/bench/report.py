@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastweights.runs.files import write_json
+from fastweights.training.loop.files import write_json
 
 FORMAT = 1
 

@@ -22,7 +22,7 @@ from fastweights.lab.bench.timing import (
 )
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.optimizers import AdamW
+from fastweights.training.loop.optimizers import AdamW
 
 
 @dataclass(frozen=True)

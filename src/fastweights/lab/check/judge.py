@@ -13,7 +13,7 @@ from fastweights.lab.check.laws import LAWS, Law
 from fastweights.lab.check.questions import Example
 from fastweights.lab.check.subject import NotTaken, Subject
 from fastweights.models.continuation import tolerance_of
-from fastweights.runs.checkpoint import no_progress_bars, no_warnings_of_transformers
+from fastweights.training.loop.checkpoint import no_progress_bars, no_warnings_of_transformers
 
 REFUSALS = (ValueError, NotImplementedError)
 """What a model raises that says in words what it does not do; anything else is a mistake in it."""

@@ -17,8 +17,8 @@ from fastweights.lab.check.subject import NotTaken, Subject
 from fastweights.models.cache_names import CACHES
 from fastweights.models.continuation import apart
 from fastweights.models.invariant import batch_invariant
-from fastweights.text.formats import document_of
-from fastweights.text.packing import encode_documents, framing_of_stream, gather
+from fastweights.training.data.formats import document_of
+from fastweights.training.data.packing import encode_documents, framing_of_stream, gather
 
 NEW = 6
 """Tokens that are generated."""

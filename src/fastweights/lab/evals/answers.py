@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from fastweights.lab.evals.likelihood import boundary
-from fastweights.runs.evaluation import evaluation_mode
+from fastweights.models.evaluation import evaluation_mode
 
 
 class _Until(StoppingCriteria):

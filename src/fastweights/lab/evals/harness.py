@@ -24,8 +24,8 @@ from fastweights.lab.evals.likelihood import Likelihood, Query, boundary, likeli
 from fastweights.lab.tasks.questions import Question
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.cache_names import cache_argument
-from fastweights.runs.evaluation import evaluation_mode
-from fastweights.train.perplexity import token_losses
+from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.language.perplexity import token_losses
 
 GENERATED = 256
 """Tokens of an answer where a task does not say: the harness's own number."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from fastweights.errors import reason_of
 from fastweights.lab.tasks.questions import (
     RECALL,
     SCRAMBLING,
@@ -19,8 +20,7 @@ from fastweights.lab.tasks.questions import (
     scrambling,
     squad,
 )
-from fastweights.runs.errors import reason_of
-from fastweights.text.files import read_whole
+from fastweights.training.data.files import read_whole
 
 Record = Mapping[str, Any]
 _MALFORMED = (

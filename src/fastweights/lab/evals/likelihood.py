@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.layers import upcast
-from fastweights.runs.evaluation import evaluation_mode
+from fastweights.models.evaluation import evaluation_mode
 
 
 class Query(NamedTuple):

@@ -14,14 +14,14 @@ from fastweights.lab.reproduce.text import FIVE, share_tokenizer
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import LinearizationRecipe
-from fastweights.runs.files import read_json
-from fastweights.runs.folder import keyed_folder
-from fastweights.runs.optimizers import AdamW
-from fastweights.runs.schedules import Cosine
-from fastweights.text.corpus import Text
-from fastweights.text.documents import Data
-from fastweights.train.architectures import HuggingFace
-from fastweights.train.language_model import Every, TrainConfig, train
+from fastweights.training.data.corpus import Text
+from fastweights.training.data.documents import Data
+from fastweights.training.language.architectures import HuggingFace
+from fastweights.training.language.language_model import Every, TrainConfig, train
+from fastweights.training.loop.files import read_json
+from fastweights.training.loop.folder import keyed_folder
+from fastweights.training.loop.optimizers import AdamW
+from fastweights.training.loop.schedules import Cosine
 
 AFTER, BEFORE = "PPL@2", "PPL@0"
 APART, ERROR = "KL of weights", "error of outputs"

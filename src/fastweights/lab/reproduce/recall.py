@@ -24,11 +24,11 @@ from fastweights.lab.sweep.trainer import train
 from fastweights.lab.tasks import InContextRecall
 from fastweights.lab.tasks.sampling import find_repeats
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import atomic_folder
-from fastweights.runs.folder import keyed_folder
-from fastweights.runs.schedules import Cosine
-from fastweights.text.tokens import Sequences, TokenText
+from fastweights.training.data.tokens import Sequences, TokenText
+from fastweights.training.loop.checkpoint import no_progress_bars
+from fastweights.training.loop.files import atomic_folder
+from fastweights.training.loop.folder import keyed_folder
+from fastweights.training.loop.schedules import Cosine
 
 COUNTED, MEASURED = 65_536, 32_768
 """Tokens that n-grams are counted in, and those that models are measured on."""

@@ -22,9 +22,9 @@ from fastweights.lab.reproduce.claim import (
 from fastweights.lab.reproduce.judge import Check, judge, verdict_of
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import png
-from fastweights.runs.files import atomic_file, write_json
-from fastweights.runs.identity import differences, key_of, to_record
-from fastweights.runs.json_lines import append_row, cut_torn_line, read_rows
+from fastweights.training.loop.files import atomic_file, write_json
+from fastweights.training.loop.identity import differences, key_of, to_record
+from fastweights.training.loop.json_lines import append_row, cut_torn_line, read_rows
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TrialRecord:
     """The record of a trial that was run.
 
     Attributes:
-        trial: The trial as a record (`runs.identity`).
+        trial: The trial as a record (`training.loop.identity`).
         name: Name of the trial.
         minutes: Minutes that it took.
         commit: The commit that ran it, if known.

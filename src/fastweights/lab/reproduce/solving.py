@@ -28,8 +28,8 @@ from fastweights.recurrence import (
     condition_numbers,
     solver_statistics,
 )
-from fastweights.text.tokens import TokenText
-from fastweights.train.perplexity import nll_by_position
+from fastweights.training.data.tokens import TokenText
+from fastweights.training.language.perplexity import nll_by_position
 
 STEPS, ALLOWED = "steps per token", "steps allowed"
 ADDED, BY_STEPS = "loss added to that of 30 steps", "accuracy by steps"

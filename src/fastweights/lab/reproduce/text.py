@@ -24,18 +24,18 @@ from fastweights.lab.reproduce.claim import (
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.lab.reproduce.n_grams import NGrams
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.files import atomic_folder, read_json, write_json
-from fastweights.runs.folder import keyed_folder
-from fastweights.runs.optimizers import AdamW
-from fastweights.runs.schedules import Cosine
-from fastweights.text.corpus import Text, build_tokenizer
-from fastweights.text.folder import TextFolder
-from fastweights.text.tokenizers import BPE, ExistingTokenizer, vocabulary_size
-from fastweights.text.tokens import TokenText
-from fastweights.train.architectures import Architecture
-from fastweights.train.language_model import Every, TrainConfig, train
-from fastweights.train.perplexity import PositionLoss, nll_by_position
+from fastweights.training.data.corpus import Text, build_tokenizer
+from fastweights.training.data.folder import TextFolder
+from fastweights.training.data.tokenizers import BPE, ExistingTokenizer, vocabulary_size
+from fastweights.training.data.tokens import TokenText
+from fastweights.training.language.architectures import Architecture
+from fastweights.training.language.language_model import Every, TrainConfig, train
+from fastweights.training.language.perplexity import PositionLoss, nll_by_position
+from fastweights.training.loop.checkpoint import no_progress_bars
+from fastweights.training.loop.files import atomic_folder, read_json, write_json
+from fastweights.training.loop.folder import keyed_folder
+from fastweights.training.loop.optimizers import AdamW
+from fastweights.training.loop.schedules import Cosine
 
 Fields = Mapping[str, Any]
 POSITION, FAR = "by position", "mean so far"

@@ -13,9 +13,9 @@ from fastweights.lab.sweep.plan import SweepPlan, SweepRun
 from fastweights.lab.sweep.pool import Local, Pool, RunFailure
 from fastweights.lab.sweep.progress import ProgressLines
 from fastweights.lab.sweep.trainer import Point, Row
-from fastweights.runs.files import atomic_file, read_json, remove_partials, write_json
-from fastweights.runs.identity import differences, to_record
-from fastweights.runs.json_lines import read_rows
+from fastweights.training.loop.files import atomic_file, read_json, remove_partials, write_json
+from fastweights.training.loop.identity import differences, to_record
+from fastweights.training.loop.json_lines import read_rows
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
 
+from fastweights.errors import reason_of
 from fastweights.lab.tasks import TASKS, Protocol, Segment, TrainingSettings
 from fastweights.mixers import plugin
-from fastweights.runs.errors import reason_of
-from fastweights.runs.identity import key_of
-from fastweights.runs.ranges import (
+from fastweights.ranges import (
     NON_NEGATIVE_INTEGER,
     NON_NEGATIVE_NUMBER,
     POSITIVE_INTEGER,
     POSITIVE_NUMBER,
 )
-from fastweights.runs.schedules import SCHEDULES, Schedule
-from fastweights.text.files import read_whole
+from fastweights.training.data.files import read_whole
+from fastweights.training.loop.identity import key_of
+from fastweights.training.loop.schedules import SCHEDULES, Schedule
 
 EVERY = 100
 """Updates between two evaluations where there are no epochs."""

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
+from fastweights.environment import require_package
 from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.sweep.trainer import Row, fit
-from fastweights.runs.json_lines import append_row, finite
-from fastweights.runs.packages import require_package
-from fastweights.runs.ranges import POSITIVE_INTEGER
+from fastweights.ranges import POSITIVE_INTEGER
+from fastweights.training.loop.json_lines import append_row, finite
 
 
 @dataclass(frozen=True)

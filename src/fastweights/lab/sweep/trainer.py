@@ -16,11 +16,11 @@ from fastweights.lab.sweep.order import batches, updates_per_epoch
 from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.tasks import Batch, Score, Task
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.runs.evaluation import evaluation_mode
-from fastweights.runs.loop import run_in_memory
-from fastweights.runs.optimizers import OptimizerConfig
-from fastweights.runs.processes import Alone, Processes
-from fastweights.runs.stage import Every, Optimization, Stage, go_backward
+from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.loop.loop import run_in_memory
+from fastweights.training.loop.optimizers import OptimizerConfig
+from fastweights.training.loop.processes import Alone, Processes
+from fastweights.training.loop.stage import Every, Optimization, Stage, go_backward
 
 _INFINITE = (math.inf, -math.inf)
 TEST_SEED = 0

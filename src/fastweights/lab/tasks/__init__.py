@@ -25,7 +25,7 @@ from fastweights.lab.tasks.questions import Answering, Question
 from fastweights.lab.tasks.regbench import DFA, RegBench
 from fastweights.lab.tasks.state import Cyclic, Group, ModularArithmetic, Permutations, WordProblem
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
-from fastweights.runs.schedules import Constant, CosineAnnealing
+from fastweights.training.loop.schedules import Constant, CosineAnnealing
 
 TASKS: dict[str, Protocol] = {
     **mqar.PROTOCOLS,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fastweights.lab.tasks.stored import Rows, pad_rows
-from fastweights.text.left_out import is_hidden
+from fastweights.training.data.left_out import is_hidden
 
 PAD, UNKNOWN, END = 0, 1, 2
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fastweights.lab.tasks.base import Batch, ImageTask
-from fastweights.text.left_out import LeftOut, is_hidden
+from fastweights.training.data.left_out import LeftOut, is_hidden
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -22,7 +22,7 @@ from fastweights.lab.tasks.protocol import (
 )
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
 from fastweights.models import PRESETS
-from fastweights.runs.schedules import CosineAnnealing
+from fastweights.training.loop.schedules import CosineAnnealing
 
 _A4 = "MetaLA, Table A4 (no code released)"
 

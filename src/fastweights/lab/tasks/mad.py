@@ -25,7 +25,7 @@ from fastweights.lab.tasks.protocol import (
 from fastweights.lab.tasks.sampling import BLOCK, find_repeats, sample_distinct, sort_with_columns
 from fastweights.models.loss import IGNORE_INDEX, select_targets
 from fastweights.models.reconstruct import FastWeightsForReconstruction
-from fastweights.runs.schedules import Constant, CosineAnnealing
+from fastweights.training.loop.schedules import Constant, CosineAnnealing
 
 
 @dataclass(frozen=True)

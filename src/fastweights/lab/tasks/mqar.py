@@ -20,7 +20,7 @@ from fastweights.lab.tasks.protocol import (
 from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models import PRESETS
 from fastweights.models.loss import IGNORE_INDEX
-from fastweights.runs.schedules import Constant, CosineAnnealing
+from fastweights.training.loop.schedules import Constant, CosineAnnealing
 
 FILLER = 0
 

@@ -14,7 +14,7 @@ from fastweights.lab.tasks.protocol import Backbone, Protocol, Segment, Training
 from fastweights.lab.tasks.questions import Question
 from fastweights.lab.tasks.sampling import sample_distinct
 from fastweights.models.loss import IGNORE_INDEX
-from fastweights.runs.schedules import CosineAnnealing
+from fastweights.training.loop.schedules import CosineAnnealing
 
 MARK = 0
 

@@ -11,13 +11,13 @@ from torch.nn.functional import one_hot
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.lab.tasks.base import Batch, Score, Task
-from fastweights.runs.ranges import (
+from fastweights.ranges import (
     FRACTION,
     NON_NEGATIVE_NUMBER,
     POSITIVE_INTEGER,
     POSITIVE_NUMBER,
 )
-from fastweights.runs.schedules import Constant, Schedule
+from fastweights.training.loop.schedules import Constant, Schedule
 
 Fields = Mapping[str, Any]
 FLOOR_EXAMPLES = 500

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastweights.text.files import read_whole
+from fastweights.training.data.files import read_whole
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fastweights.lab.tasks.protocol import (
     TrainingSettings,
 )
 from fastweights.models.loss import IGNORE_INDEX
-from fastweights.runs.schedules import CosineAnnealing
+from fastweights.training.loop.schedules import CosineAnnealing
 
 LETTERS = 18
 PAD, BAR, VOCABULARY = 0, LETTERS + 1, LETTERS + 2

@@ -21,7 +21,7 @@ from fastweights.lab.tasks.protocol import (
     TrainingSettings,
 )
 from fastweights.models.loss import IGNORE_INDEX
-from fastweights.runs.schedules import Constant, CosineAnnealing
+from fastweights.training.loop.schedules import Constant, CosineAnnealing
 
 
 class Group(ABC):

@@ -9,7 +9,7 @@ from typing import Any, Self
 from fastweights.features import Elu, Exponential, Hedgehog, Landmarks, LearnedFeatures, Relu
 from fastweights.layers import choose
 from fastweights.linearize.convert.attention_layers import AttentionLayer
-from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
+from fastweights.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
 
 FEATURE_MAPS: Mapping[str, type[LearnedFeatures | Landmarks]] = {
     "hedgehog": Hedgehog,

@@ -21,17 +21,17 @@ from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.losses import require_factors
 from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
-from fastweights.runs.ranges import POSITIVE_INTEGER
-from fastweights.runs.seeds import own_randomness, seed_for
+from fastweights.models.loss import IGNORE_INDEX
+from fastweights.ranges import POSITIVE_INTEGER
 from fastweights.shapes import Mask
-from fastweights.text import IGNORE_INDEX
-from fastweights.train.adapters import (
+from fastweights.training.language.adapters import (
     LoRA,
     has_adapters,
     without_notes_to_peft,
     without_shared,
     wrap_in_adapters,
 )
+from fastweights.training.loop.seeds import own_randomness, seed_for
 
 
 @dataclass(frozen=True)

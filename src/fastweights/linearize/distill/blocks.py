@@ -25,11 +25,11 @@ from fastweights.linearize.distill.fit import TRAINED, fit, load_parameters
 from fastweights.linearize.distill.recipe import TransferConfig
 from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import BackwardInForward
-from fastweights.runs.files import reserve, sync
-from fastweights.runs.processes import Alone, Processes, join_processes
-from fastweights.runs.report import Counts, Reporter
-from fastweights.runs.stage import Every
-from fastweights.text.documents import Batches
+from fastweights.training.data.documents import Batches
+from fastweights.training.loop.files import reserve, sync
+from fastweights.training.loop.processes import Alone, Processes, join_processes
+from fastweights.training.loop.report import Counts, Reporter
+from fastweights.training.loop.stage import Every
 
 NO_BRANCH_MARKER = "passed"
 """The file that says so of a block without a branch."""

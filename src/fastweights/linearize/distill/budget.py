@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastweights.linearize.distill.plan import LayerCache
+from fastweights.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
 
 
 class SoftmaxBudget(ABC):

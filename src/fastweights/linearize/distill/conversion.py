@@ -10,9 +10,9 @@ from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, Softm
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.evaluate.criteria import CRITERIA, Criterion
 from fastweights.linearize.evaluate.ranking import Ranking
+from fastweights.ranges import NON_NEGATIVE_INTEGER
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.ranges import NON_NEGATIVE_INTEGER
-from fastweights.text.documents import Data
+from fastweights.training.data.documents import Data
 
 LANDMARK_TOKENS = 16_384
 """Of the training text, among whose keys landmarks are placed."""

@@ -11,19 +11,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
+from fastweights.errors import CheckpointError, TrainingError
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
-from fastweights.runs.errors import CheckpointError, TrainingError
-from fastweights.runs.files import atomic_file
-from fastweights.runs.folder import is_run
-from fastweights.runs.layout import Layout
-from fastweights.runs.loop import run_in_folder
-from fastweights.runs.optimizers import AdamW, OptimizerConfig
-from fastweights.runs.processes import Processes, join_processes
-from fastweights.runs.ranges import POSITIVE_NUMBER
-from fastweights.runs.report import Reporter
-from fastweights.runs.results import remove_damaged
-from fastweights.runs.schedules import Linear, Schedule
-from fastweights.runs.stage import Optimization, StoredStage, trainable_parameters
+from fastweights.ranges import POSITIVE_NUMBER
+from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.folder import is_run
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.loop import run_in_folder
+from fastweights.training.loop.optimizers import AdamW, OptimizerConfig
+from fastweights.training.loop.processes import Processes, join_processes
+from fastweights.training.loop.report import Reporter
+from fastweights.training.loop.results import remove_damaged
+from fastweights.training.loop.schedules import Linear, Schedule
+from fastweights.training.loop.stage import Optimization, StoredStage, trainable_parameters
 
 TRAINED = "trained.safetensors"
 LARGEST_RATE = 10.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fastweights.runs.processes import Processes
-from fastweights.runs.ranges import NON_NEGATIVE_NUMBER
+from fastweights.ranges import NON_NEGATIVE_NUMBER
+from fastweights.training.loop.processes import Processes
 
 
 def require_factors(loss: object, *factors: float) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from fastweights.environment import require_package
+from fastweights.errors import CheckpointError, Stopped, TrainingError
 from fastweights.linearize.distill.conversion import Conversion
 from fastweights.linearize.distill.run import ConversionRun
 from fastweights.linearize.distill.selection import require_budget, require_ranking
@@ -16,9 +18,9 @@ from fastweights.linearize.distill.step import ConversionStep
 from fastweights.linearize.distill.steps import RankLayersStep, steps_of, steps_until
 from fastweights.linearize.distill.student import LANDMARKS, StudentModel
 from fastweights.linearize.distill.training import AdaptStep
-from fastweights.runs.errors import CheckpointError, Stopped, TrainingError
-from fastweights.runs.files import remove_partials
-from fastweights.runs.folder import (
+from fastweights.training.language.numerics import record_numerics
+from fastweights.training.loop.files import remove_partials
+from fastweights.training.loop.folder import (
     create_run,
     is_run,
     lock_run,
@@ -26,12 +28,10 @@ from fastweights.runs.folder import (
     read_record,
     remove_if_refused,
 )
-from fastweights.runs.layout import Layout
-from fastweights.runs.packages import require_package
-from fastweights.runs.processes import PATIENCE, join_processes
-from fastweights.runs.report import Reporter
-from fastweights.runs.results import remove_damaged, seal
-from fastweights.train.numerics import record_numerics
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.processes import PATIENCE, join_processes
+from fastweights.training.loop.report import Reporter
+from fastweights.training.loop.results import remove_damaged, seal
 
 
 def run_conversion(

@@ -14,8 +14,8 @@ from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.trained import Adapters, Attentions, Branches, Trained
 from fastweights.linearize.distill.transfer import TransferLoss
-from fastweights.runs.optimizers import AdamW
-from fastweights.runs.ranges import PROBABILITY, SEQUENCE_LENGTH
+from fastweights.ranges import PROBABILITY, SEQUENCE_LENGTH
+from fastweights.training.loop.optimizers import AdamW
 
 TRANSFER = Fit(steps=400)
 """Of attention transfer: a rate of 1e-2 with a straight decay; 200 steps of 8 · 1024 tokens are

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from fastweights.errors import reason_of
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
@@ -28,9 +29,10 @@ from fastweights.linearize.distill.trained import (
     Branches,
 )
 from fastweights.linearize.distill.transfer import TransferLoss
-from fastweights.runs.errors import reason_of
-from fastweights.runs.optimizers import AdamW, Muon
-from fastweights.runs.schedules import (
+from fastweights.training.data.files import read_whole
+from fastweights.training.language.adapters import LoRA
+from fastweights.training.loop.optimizers import AdamW, Muon
+from fastweights.training.loop.schedules import (
     Constant,
     Cosine,
     CosineAnnealing,
@@ -40,9 +42,7 @@ from fastweights.runs.schedules import (
     SquareRootDecay,
     WarmupStableDecay,
 )
-from fastweights.runs.stage import Every
-from fastweights.text.files import read_whole
-from fastweights.train.adapters import LoRA
+from fastweights.training.loop.stage import Every
 
 TYPES: Mapping[str, type] = {
     kind.__name__: kind

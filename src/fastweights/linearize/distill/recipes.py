@@ -19,8 +19,8 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.trained import AllButMLPs, AllWeights
 from fastweights.linearize.distill.transfer import TransferLoss
-from fastweights.runs.optimizers import AdamW
-from fastweights.runs.schedules import (
+from fastweights.training.loop.optimizers import AdamW
+from fastweights.training.loop.schedules import (
     Constant,
     Cosine,
     LinearDecay,

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
+from fastweights.errors import DataError
 from fastweights.linearize.distill.conversion import Conversion
 from fastweights.linearize.distill.plan import ConversionPlan, plan
-from fastweights.runs.errors import DataError
-from fastweights.runs.files import read_json, write_json
-from fastweights.runs.layout import Layout
-from fastweights.runs.processes import Alone, Processes
-from fastweights.runs.report import Reporter
-from fastweights.text.corpus import Corpus
-from fastweights.text.documents import Batches, Stream
-from fastweights.text.folder import TextFolder
-from fastweights.text.tokenizers import require_embeddings
+from fastweights.training.data.corpus import Corpus
+from fastweights.training.data.documents import Batches, Stream
+from fastweights.training.data.folder import TextFolder
+from fastweights.training.data.tokenizers import require_embeddings
+from fastweights.training.loop.files import read_json, write_json
+from fastweights.training.loop.layout import Layout
+from fastweights.training.loop.processes import Alone, Processes
+from fastweights.training.loop.report import Reporter
 
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""

@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fastweights.errors import Stopped
 from fastweights.linearize.distill.recipe import AdaptationConfig
 from fastweights.linearize.distill.run import ConversionRun
 from fastweights.linearize.distill.student import StudentModel
 from fastweights.linearize.distill.training import AdaptStep
 from fastweights.linearize.evaluate.criteria import Candidates, Inputs, Losses, name_of
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint
-from fastweights.runs.errors import Stopped
 
 
 def require_budget(run: ConversionRun) -> None:

@@ -31,14 +31,13 @@ from fastweights.linearize.distill.transfer import (
     is_drawn,
     only_branches,
 )
-from fastweights.runs.devices import to_device
-from fastweights.runs.evaluation import evaluation_mode
-from fastweights.runs.processes import Alone, Processes
-from fastweights.runs.report import Counts
-from fastweights.runs.seeds import random_seed_from
-from fastweights.runs.stage import go_backward
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
-from fastweights.text.documents import Batches, Stream, count_learnt
+from fastweights.training.data.documents import Batches, Stream, count_learnt, to_device
+from fastweights.training.loop.processes import Alone, Processes
+from fastweights.training.loop.report import Counts
+from fastweights.training.loop.seeds import random_seed_from
+from fastweights.training.loop.stage import go_backward
 
 
 class TextStage(PartialStage):

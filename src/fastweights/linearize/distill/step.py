@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from fastweights.errors import CheckpointError
 from fastweights.linearize.distill.student import StudentModel
-from fastweights.runs.errors import CheckpointError
-from fastweights.runs.files import read_json
+from fastweights.training.loop.files import read_json
 
 
 class ConversionStep(ABC):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fastweights.errors import Stopped
 from fastweights.linearize.distill.adapt import load_adapters
 from fastweights.linearize.distill.plan import cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
@@ -24,10 +25,9 @@ from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, differenc
 from fastweights.linearize.evaluate.evaluation import evaluate_conversion
 from fastweights.linearize.evaluate.ranking import Ranking
 from fastweights.linearize.evaluate.report import write_report
-from fastweights.runs.checkpoint import no_progress_bars, save_model
-from fastweights.runs.errors import Stopped
-from fastweights.runs.files import atomic_folder, read_json
-from fastweights.train.adapters import merge_adapters
+from fastweights.training.language.adapters import merge_adapters
+from fastweights.training.loop.checkpoint import no_progress_bars, save_model
+from fastweights.training.loop.files import atomic_folder, read_json
 
 
 class PlanStep(ConversionStep):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from fastweights.errors import DataError
 from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.landmarks import place_landmarks
@@ -25,9 +26,8 @@ from fastweights.linearize.distill.recipe import StageConfig
 from fastweights.linearize.distill.run import ConversionRun, ConversionText, logit_count
 from fastweights.linearize.distill.teachers import require_same_tokens
 from fastweights.linearize.evaluate.logits import next_logits, unwrap_adapters
-from fastweights.runs.checkpoint import no_progress_bars
-from fastweights.runs.errors import DataError
-from fastweights.runs.seeds import own_randomness
+from fastweights.training.loop.checkpoint import no_progress_bars
+from fastweights.training.loop.seeds import own_randomness
 
 LANDMARKS = "landmarks.safetensors"
 """The landmarks of all layers, if the recipe has any."""

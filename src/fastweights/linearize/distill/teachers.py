@@ -13,16 +13,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fastweights.errors import DataError
 from fastweights.linearize.distill.adapt import LogitSource
-from fastweights.runs.devices import to_device
-from fastweights.runs.errors import DataError
-from fastweights.runs.files import atomic_file, remove_partials
-from fastweights.runs.folder import create_run, is_run
-from fastweights.runs.processes import Processes
-from fastweights.runs.report import Reporter
-from fastweights.runs.results import remove_damaged, seal
 from fastweights.shapes import Mask
-from fastweights.text.documents import Batches, Data
+from fastweights.training.data.documents import Batches, Data, to_device
+from fastweights.training.loop.files import atomic_file, remove_partials
+from fastweights.training.loop.folder import create_run, is_run
+from fastweights.training.loop.processes import Processes
+from fastweights.training.loop.report import Reporter
+from fastweights.training.loop.results import remove_damaged, seal
 
 SEQUENCES = 32
 """Of a file of stored logits."""

@@ -13,7 +13,7 @@ from fastweights.linearize.convert.attention import block_of
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.adapt import prepare_adaptation
 from fastweights.linearize.distill.transfer import only_branches
-from fastweights.train.adapters import LoRA
+from fastweights.training.language.adapters import LoRA
 
 
 class Trained(ABC):

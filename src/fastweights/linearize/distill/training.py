@@ -37,7 +37,7 @@ from fastweights.linearize.distill.teachers import (
 )
 from fastweights.linearize.evaluate.comparison import LINEAR, compare_with_softmax, distances
 from fastweights.linearize.evaluate.logits import teacher_logits
-from fastweights.runs.layout import Layout
+from fastweights.training.loop.layout import Layout
 
 
 class TrainStep(ConversionStep):

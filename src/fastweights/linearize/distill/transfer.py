@@ -28,9 +28,9 @@ from fastweights.linearize.evaluate.distances import (
 )
 from fastweights.methods import evaluate
 from fastweights.recurrence import Recurrence
-from fastweights.runs.seeds import random_seed_from
-from fastweights.runs.stage import go_backward
 from fastweights.shapes import Output
+from fastweights.training.loop.seeds import random_seed_from
+from fastweights.training.loop.stage import go_backward
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
+from fastweights.environment import commit
 from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, modes_in
 from fastweights.linearize.evaluate.judgement import percent_with_interval, share_in_words
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
-from fastweights.runs.files import read_json
-from fastweights.runs.packages import commit
+from fastweights.training.loop.files import read_json
 
 PACKAGES = ("fastweights", "torch", "transformers")
 RECALLED = 0.9

@@ -27,10 +27,10 @@ from fastweights.linearize.convert.modes import (
 from fastweights.linearize.evaluate.distances import divergence, output_error
 from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
 from fastweights.methods import evaluate
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
-from fastweights.runs.evaluation import evaluation_mode
 from fastweights.shapes import Output
-from fastweights.train.perplexity import PositionLoss
+from fastweights.training.language.perplexity import PositionLoss
 
 SOFTMAX, LINEAR = "softmax", "linear"
 WINDOW_ONLY, LINEAR_ONLY = "window only", "linear only"

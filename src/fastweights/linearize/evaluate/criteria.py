@@ -16,7 +16,7 @@ from fastweights.linearize.convert.attention import aligned_layers, attention_at
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.evaluate.far_text import far_text
 from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
-from fastweights.runs.evaluation import evaluation_mode
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 
 OCTAVES = 40

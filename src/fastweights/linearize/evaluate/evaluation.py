@@ -20,8 +20,8 @@ from fastweights.linearize.evaluate.generation import generate_samples
 from fastweights.linearize.evaluate.logits import next_logits, positions_of, unwrap_adapters
 from fastweights.linearize.evaluate.recall import distances_to, measure_recall, why_not
 from fastweights.linearize.evaluate.share import share_by_octave, share_of
-from fastweights.text.documents import Stream
-from fastweights.text.tokens import TokenText
+from fastweights.training.data.documents import Stream
+from fastweights.training.data.tokens import TokenText
 
 PROMPTS = 2
 """Texts that are continued."""

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.runs.errors import DataError
-from fastweights.runs.ranges import POSITIVE_INTEGER
-from fastweights.text.packing import framing_of_each
+from fastweights.errors import DataError
+from fastweights.ranges import POSITIVE_INTEGER
+from fastweights.training.data.packing import framing_of_each
 
 NEAREST = 16
 """Characters between a thing and its copy, at least."""

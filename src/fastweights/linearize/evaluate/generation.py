@@ -20,7 +20,7 @@ from fastweights.linearize.convert.attention import use_mode
 from fastweights.linearize.convert.cache import cache_bytes
 from fastweights.linearize.convert.modes import Mode, Student, Teacher
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
-from fastweights.runs.evaluation import evaluation_mode
+from fastweights.models.evaluation import evaluation_mode
 
 CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
 """Ways to run one model: softmax through the implementation it was loaded with, SDPA unless told

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import use_mode
 from fastweights.linearize.convert.modes import Teacher
-from fastweights.train.adapters import has_adapters
+from fastweights.training.language.adapters import has_adapters
 
 
 def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

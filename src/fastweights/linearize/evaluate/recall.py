@@ -17,7 +17,7 @@ from torch import Tensor
 from fastweights.linearize.convert.modes import Mode
 from fastweights.linearize.evaluate.comparison import ModeComparison, compare_with_softmax
 from fastweights.linearize.evaluate.share import Share, share_of
-from fastweights.text.tokens import TokenText
+from fastweights.training.data.tokens import TokenText
 
 PASSAGE = 32
 """Tokens of a passage."""

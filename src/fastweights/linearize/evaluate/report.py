@@ -33,14 +33,14 @@ from fastweights.linearize.evaluate.judgement import (
     share_section,
 )
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.recurrence import Windowed, WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
-from fastweights.runs.evaluation import evaluation_mode
-from fastweights.runs.metrics import Metrics
-from fastweights.runs.metrics import Row as MetricsRow
 from fastweights.shapes import Map, Output
-from fastweights.train.perplexity import PositionLoss, draw
+from fastweights.training.language.perplexity import PositionLoss, draw
+from fastweights.training.loop.metrics import Metrics
+from fastweights.training.loop.metrics import Row as MetricsRow
 
 SHOWN = 96
 """Tokens of an attention map, at most."""

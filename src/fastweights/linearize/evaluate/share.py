@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, ModeComparison
-from fastweights.train.perplexity import octaves
+from fastweights.training.language.perplexity import octaves
 
 RESAMPLES = 2000
 """Of the bootstrap."""

@@ -24,8 +24,8 @@ from fastweights.lab.reproduce.speed import Generation, GenerationSegments, Mode
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.text.corpus import Text
-from fastweights.text.tokenizers import BPE
+from fastweights.training.data.corpus import Text
+from fastweights.training.data.tokenizers import BPE
 
 PAPER = "LoLCATs"
 

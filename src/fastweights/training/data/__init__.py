@@ -1,0 +1,1 @@
+"""From text to tokens: sources, tokenizers, windows of a corpus, and packed documents."""

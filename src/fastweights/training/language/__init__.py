@@ -1,0 +1,1 @@
+"""Training language models on text."""

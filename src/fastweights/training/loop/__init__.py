@@ -1,0 +1,1 @@
+"""The loop, and runs that survive being killed: checkpoints, resumption, metrics, processes."""

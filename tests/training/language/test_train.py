@@ -1,0 +1,539 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fastweights.train import (
+    BPE,
+    AdamW,
+    Architecture,
+    Bytes,
+    CheckpointError,
+    Cosine,
+    DataError,
+    Every,
+    ExistingTokenizer,
+    Linear,
+    NonFiniteError,
+    Reporter,
+    Text,
+    TextStream,
+    TrainingError,
+    Windows,
+    model_folder,
+    read_corpus,
+    sequential_windows,
+    train,
+)
+from fastweights.training.data.tokenizers import token_ids
+from fastweights.training.language.plot import plot
+from fastweights.training.loop.optimizers import matrices
+from killable_runs import launch_two, sitting, tiny
+
+KILLED = -9
+PROSE = "Où l'on mange\t« bien » :\r\n\n  日本語, emoji 🧑‍🚀, a\u0301, \x00 and   spaces \n"
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.rows: list[dict] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def progress(self, row) -> None:
+        self.rows.append(row)
+
+
+class StopAfter(Reporter):
+    """Asks to stop before step number `steps` + 1, whose predecessor has been validated."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.made = steps, 0
+
+    def progress(self, row) -> None:
+        self.made = row["step"]
+
+    def __call__(self) -> bool:
+        return self.made >= self.steps
+
+
+def train_until(config, out: Path, steps: int):
+    stop = StopAfter(steps)
+    return train(config, out, cpu=True, stop=stop, reporter=stop)
+
+
+def curve(out: Path) -> list[dict]:
+    timeless = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for row in timeless:
+        del row["seconds"], row["tokens_per_second"]
+    return timeless
+
+
+def outcome(out: Path) -> tuple:
+    """The curve, and every byte of the weights and the optimiser's state."""
+    files = ("model/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors")
+    return curve(out), *((out / file).read_bytes() for file in files)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder) -> tuple:
+    train(tiny(folder), folder / "undisturbed", cpu=True)
+    return outcome(folder / "undisturbed")
+
+
+# Text
+
+
+@pytest.fixture(params=["bytes", "bpe", "pretrained"])
+def tokenizer(request, tmp_path):
+    made = {"bytes": Bytes(), "bpe": BPE(300), "pretrained": BPE(290)}[request.param].build(
+        [PROSE * 20]
+    )
+    if request.param != "pretrained":
+        return made
+    made.save_pretrained(tmp_path / "saved")
+    return ExistingTokenizer(str(tmp_path / "saved")).build([])
+
+
+def test_every_text_survives_its_tokens(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for again in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "tokenizer")):
+        for text in (PROSE, " ", "\n\n", "x ", " .,!?'s", "".join(map(chr, range(0x250)))):
+            assert again.decode(again.encode(text)) == text
+
+
+def test_a_byte_is_its_token():
+    text = PROSE + "".join(map(chr, range(0x900)))
+    assert bytes(token_ids(Bytes().build([]), text).astype(np.uint8)) == text.encode()
+
+
+def test_long_texts_are_tokenized_as_one(tokenizer):
+    text = (PROSE + "words, words.\n\n \nLines" * 3) * 400
+    whole = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    assert token_ids(tokenizer, text).tolist() == whole
+
+
+def test_text_comes_as_soon_as_it_is_certain():
+    tokenizer, generator = Bytes().build([]), random.Random(0)
+    texts = [PROSE.encode() * 3, bytes(range(256)), *(generator.randbytes(200) for _ in range(20))]
+    for raw in texts:
+        stream = TextStream(tokenizer)
+        assert "".join(map(stream.push, raw)) + stream.close() == raw.decode(errors="replace")
+    stream = TextStream(tokenizer)
+    assert [stream.push(byte) for byte in "né€".encode()] == ["n", "", "é", "", "", "€"]
+
+
+def test_a_stream_of_text_remembers_little():
+    stream = TextStream(Bytes().build([]))
+    for _ in range(1000):
+        stream.push(0xE2)
+    assert len(stream._recent) < 20
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("source", ["a.txt", ".", "**/*.*"])
+def test_text_is_found(tmp_path, name, source):
+    content = json.dumps({"text": PROSE}) if "jsonl" in name else PROSE
+    path = tmp_path / "some" / name
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
+    found = path if source == "a.txt" else tmp_path / source
+    assert (
+        read_corpus(Text((str(found),), (str(path),))).tokenizer.decode(
+            read_corpus(Text((str(found),))).train[:]
+        )
+        in PROSE
+    )
+    assert (
+        bytes(read_corpus(Text((str(found),), (str(path),))).train[:].astype(np.uint8))
+        == PROSE.encode()
+    )
+
+
+def test_shakespeare_is_bundled():
+    corpus = read_corpus(Text())
+    assert (len(corpus.train), len(corpus.validation)) == (1_003_854, 111_540)
+    assert corpus.train.dtype == np.uint16
+    assert corpus.tokenizer.decode(corpus.train[:14]) == "First Citizen:"
+
+
+def test_nats_per_byte_count_bytes_not_tokens(folder):
+    corpus = read_corpus(replace(tiny(folder).text, tokenization=BPE(400)))
+    text = corpus.tokenizer.decode(corpus.validation[:])
+    assert corpus.tokens_per_byte == len(corpus.validation) / len(text.encode()) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.txt", None, "no text found at .*missing.txt"),
+        ("empty.txt", b"", "empty.txt is empty"),
+        ("blank.txt", b" \n\n", "blank.txt is empty"),
+        ("latin.txt", "é".encode("latin-1") * 9, "latin.txt is not UTF-8 at byte 0"),
+        ("not.txt.gz", b"plain", "cannot read .*not.txt.gz"),
+        ("cut.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:-12], "cannot read .*cut.txt.gz"),
+        (
+            "bad.jsonl",
+            b'{"text": "a"}\n{"txt": "b"}\n',
+            'bad.jsonl, line 2 has .*"txt": str.* "text"',
+        ),
+        ("number.jsonl", b'{"text": 3}\n', 'number.jsonl, line 1 has .*"text": int'),
+        ("torn.jsonl", b'{"text": "a"}\n{"te', "torn.jsonl, line 2"),
+        ("one.txt", b"a", "too few to split"),
+        ("short.txt", b"a short text", "10 tokens, fewer than one sequence of 16"),
+    ],
+)
+def test_bad_text_is_named_and_leaves_nothing_behind(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    config = replace(tiny(tmp_path), text=Text((str(tmp_path / name),)))
+    with pytest.raises(DataError, match=message):
+        train(config, tmp_path / "out", cpu=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tokenization", [BPE(256), ExistingTokenizer("/nowhere/at/all")])
+def test_bad_tokenizers(folder, tokenization):
+    with pytest.raises(DataError, match=r"258|no tokenizer at"):
+        read_corpus(replace(tiny(folder).text, tokenization=tokenization))
+
+
+# Batches
+
+
+def test_batches_depend_on_the_seed_and_the_step_only():
+    tokens = np.arange(1000, dtype=np.uint16)
+    one, other = Windows(tokens, 16, seed=3), Windows(tokens.copy(), 16, seed=3)
+    late = other.batch(400, 8)
+    assert [one.batch(first, 8).tolist() for first in range(0, 408, 8)][-1] == late.tolist()
+    assert one.batch(396, 8)[4:].tolist() == late[:4].tolist()
+    assert Windows(tokens, 16, seed=4).batch(400, 8).tolist() != late.tolist()
+
+
+@pytest.mark.parametrize("n", [16, 17, 30, 31, 47, 1000])
+def test_an_epoch_has_every_target_at_most_once(n):
+    windows = Windows(np.arange(n, dtype=np.uint16), 16, seed=0)
+    for epoch in range(5):
+        batch = windows.batch(epoch * windows.epoch, windows.epoch)
+        targets = batch[:, 1:].flatten().tolist()
+        assert len(set(targets)) == len(targets) > n - 3 * 16
+        assert (batch.diff(dim=1) == 1).all()
+
+
+@pytest.mark.parametrize("n", [2, 15, 16, 17, 31, 32, 100])
+def test_validation_has_every_target_once(n):
+    batches = list(sequential_windows(np.arange(n, dtype=np.uint16), 16, 3))
+    targets = Counter(t for batch in batches for t in batch[:, 1:].flatten().tolist())
+    assert targets == Counter(range(1, n))
+
+
+# Optimisation
+
+
+def test_only_matrices_decay(folder):
+    model = tiny(folder).model.build(Bytes().build([]))
+    weights = {id(p) for p in matrices(model)}
+    names = {
+        name.rpartition("layers.0.")[2] for name, p in model.named_parameters() if id(p) in weights
+    }
+    mixer = {f"mixer.W_{letter}.weight" for letter in ("q", "alpha", "v", "g", "o")}
+    assert names == mixer | {f"mlp.W_{i}.weight" for i in (1, 2, 3)} | {"lm_head.weight"}
+    groups = AdamW().build(model)[0].param_groups
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
+
+
+@pytest.mark.parametrize("schedule", [Cosine(warmup=10), Linear(warmup=10)])
+def test_learning_rates_rise_then_fall(schedule):
+    factors = [schedule.factor(step, 100) for step in range(100)]
+    assert factors.index(max(factors)) == 10
+    assert max(factors) == 1
+    assert factors[:11] == sorted(factors[:11])
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert 0 < factors[-1] < 0.11
+    assert 0 < schedule.factor(0, 1) <= 1
+
+
+def test_parts_of_a_batch_add_up(folder, undisturbed):
+    train(tiny(folder, accumulate=4), folder / "accumulate", cpu=True)
+    for ours, theirs in zip(curve(folder / "accumulate"), undisturbed[0], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.long
+def test_two_processes_train_as_one(folder, undisturbed, tmp_path):
+    """Stopped by one of them in the middle, too."""
+    launch_two(_train, tiny(folder), tmp_path / "out", 3)
+    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()]
+    assert not (tmp_path / "out" / "model").exists()
+    launch_two(_train, tiny(folder), tmp_path / "out", 99)
+    for ours, theirs in zip(curve(tmp_path / "out"), undisturbed[0], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def _train(config, out: Path, steps: int) -> None:
+    first = os.environ["RANK"] == "0"
+    stop = StopAfter(steps)
+    train(config, out, cpu=True, stop=stop if first else lambda: False, reporter=stop)
+
+
+def test_bfloat16_goes_on_to_the_same_end(folder, tmp_path):
+    config = tiny(folder, bf16=True)
+    train(config, tmp_path / "once", cpu=True)
+    train_until(config, tmp_path / "twice", 3)
+    train(config, tmp_path / "twice", cpu=True)
+    assert outcome(tmp_path / "twice") == outcome(tmp_path / "once")
+
+
+def test_bfloat16_is_close_and_keeps_float32_weights(folder, undisturbed):
+    train(tiny(folder, bf16=True), folder / "bf16", cpu=True)
+    ours, theirs = curve(folder / "bf16"), undisturbed[0]
+    assert ours != theirs
+    assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], rel=0.02)
+    weights = load_file(folder / "bf16" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_training_learns(undisturbed):
+    losses = [row["loss"] for row in undisturbed[0]]
+    assert losses[-1] < losses[0] - 0.5
+
+
+# Runs
+
+
+@pytest.mark.usefixtures("pictures")
+def test_curves_are_drawn(tmp_path):
+    rows = [{"step": n, "loss": 2.0 - n / 4, "lr": 0.1} for n in range(4)]
+    sizes = {}
+    for name, more in {"one": {}, "both": {"val_loss": 1.5}}.items():
+        plot([*rows[:-1], rows[-1] | more], tmp_path / name, "sheep")
+        with Image.open(tmp_path / name) as picture:
+            assert (picture.format, picture.size) == ("PNG", (1050, 750))
+        sizes[name] = (tmp_path / name).stat().st_size
+    assert sizes["both"] > sizes["one"]
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_the_result_is_a_plain_model_folder(folder):
+    out = folder / "undisturbed"
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    tokenizer = AutoTokenizer.from_pretrained(out / "model")
+    ids = torch.tensor([tokenizer.encode("sheep")])
+    last = AutoModelForCausalLM.from_pretrained(out / "checkpoints" / "step-00000006")
+    assert torch.equal(model(ids).logits, last(ids).logits)
+    assert model_folder(out) == out / "model"
+    assert (out / "model" / "modeling_fastweights.py").is_file()
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000006",
+    ]
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(out.rglob("*.partial"))
+    assert not [p for p in out.rglob("*") if p.suffix in (".pt", ".pth", ".bin", ".pkl")]
+
+
+def test_validation_loss_is_that_of_the_saved_model(folder, undisturbed):
+    corpus, out = read_corpus(tiny(folder).text), folder / "undisturbed"
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    batches = list(sequential_windows(corpus.validation, 16, 1))
+    with torch.no_grad():
+        losses = [float(model(input_ids=b, labels=b).loss) * (b.shape[1] - 1) for b in batches]
+    assert undisturbed[0][-1]["val_loss"] == pytest.approx(
+        sum(losses) / (len(corpus.validation) - 1), rel=1e-5
+    )
+
+
+def test_a_complete_run_is_left_alone(folder, undisturbed):
+    result = train(tiny(folder), folder / "undisturbed", cpu=True)
+    assert result.complete
+    assert result.nats_per_byte == pytest.approx(result.nats_per_token)
+    assert outcome(folder / "undisturbed") == undisturbed
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4])
+def test_a_stopped_run_goes_on_to_the_same_end(folder, undisturbed, tmp_path, steps):
+    stopped = train_until(tiny(folder), tmp_path / "out", steps)
+    assert (stopped.step, stopped.complete) == (steps, False)
+    assert not (tmp_path / "out" / "model").exists()
+    watch, made = Notes(), len(curve(tmp_path / "out"))
+    assert made == steps
+    assert train(tiny(folder), tmp_path / "out", cpu=True, reporter=watch).complete
+    assert [row["step"] for row in watch.rows] == list(range(made + 1, 7))
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def last_through(config, out: Path, calls) -> int:
+    """Train in processes that kill themselves; how many it takes."""
+    for count, limit in enumerate(calls, 1):
+        process = sitting(config, out, limit)
+        process.join()
+        if process.exitcode == 0:
+            return count
+        assert process.exitcode == KILLED
+    raise AssertionError("never came to an end")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
+    generator = random.Random(seed)
+    calls = (generator.randrange(20, 70) for _ in range(100))
+    assert last_through(tiny(folder), tmp_path / "out", calls) > 2
+    assert outcome(tmp_path / "out") == undisturbed
+    assert not list((tmp_path / "out").rglob("*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", range(100))
+def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
+    last_through(tiny(folder), tmp_path / "out", [calls, None])
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.long
+def test_killed_at_any_time(folder, undisturbed, tmp_path):
+    generator, kills = random.Random(0), 0
+    while not (tmp_path / "out" / "model").exists():
+        process = sitting(tiny(folder), tmp_path / "out")
+        time.sleep(generator.uniform(0.02, 0.1) * 1.3**kills)
+        process.kill()
+        process.join()
+        kills += 1
+    assert kills > 1
+    train(tiny(folder), tmp_path / "out", cpu=True)
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def stopped_at(folder: Path, out: Path, steps: int) -> Path:
+    train_until(tiny(folder), out, steps)
+    return out / "checkpoints"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "training.json", "tokenizer.json"]
+)
+def test_a_damaged_checkpoint_is_passed_over(folder, undisturbed, tmp_path, name):
+    damaged = stopped_at(folder, tmp_path / "out", 5) / "step-00000005" / name
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    watch = Notes()
+    train(tiny(folder), tmp_path / "out", cpu=True, reporter=watch)
+    assert len(watch.notes) == 1
+    assert str(damaged) in watch.notes[0]
+    assert "going back to step-00000004" in watch.notes[0]
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def test_no_sound_checkpoint_is_an_error(folder, tmp_path):
+    checkpoints = stopped_at(folder, tmp_path / "out", 4)
+    for weights in checkpoints.rglob("model.safetensors"):
+        weights.unlink()
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"step-00000004/model.safetensors.*step-00000002.*remove"
+        ):
+            train(tiny(folder), tmp_path / "out", cpu=True)
+
+
+@pytest.mark.parametrize("name", ["train/000000.tokens", "tokenizer/tokenizer.json", "index.json"])
+def test_damaged_text_is_read_again(folder, undisturbed, tmp_path, name):
+    stopped_at(folder, tmp_path / "out", 2)
+    damaged = tmp_path / "out" / "data" / name
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    train(tiny(folder), tmp_path / "out", cpu=True)
+    assert outcome(tmp_path / "out") == undisturbed
+
+
+def test_a_folder_of_something_else_is_left_alone(folder, tmp_path):
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(CheckpointError, match="not a training run"):
+        train(tiny(folder), tmp_path, cpu=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["letters.txt"]
+
+
+def test_another_run_is_left_alone(folder, undisturbed):
+    with pytest.raises(
+        CheckpointError, match=r"holds another run \(optimizer.lr was 0.01, is 0.5\)"
+    ):
+        train(tiny(folder, optimizer=AdamW(lr=0.5)), folder / "undisturbed", cpu=True)
+    assert outcome(folder / "undisturbed") == undisturbed
+
+
+def test_two_at_once_in_one_folder(folder, undisturbed):
+    out = folder / "undisturbed"
+    with (
+        FileLock(out / "run.lock"),
+        pytest.raises(CheckpointError, match="another process trains in"),
+    ):
+        train(tiny(folder), out, cpu=True)
+    assert outcome(out) == undisturbed
+    assert train(tiny(folder), out, cpu=True).complete
+
+
+def test_a_damaged_record_is_an_error(folder, tmp_path):
+    stopped_at(folder, tmp_path / "out", 0)
+    (tmp_path / "out" / "run.json").write_text('{"type')
+    with pytest.raises(CheckpointError, match=r"run.json is damaged .* no checkpoint has a copy"):
+        train(tiny(folder), tmp_path / "out", cpu=True)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_its_checkpoints(folder, tmp_path):
+    config = tiny(folder, every=Every(log=6, evaluation=6, checkpoint=2), schedule=Cliff())
+    with pytest.raises(NonFiniteError, match=r"by step 4; .* lower learning rate"):
+        train(config, tmp_path / "out", cpu=True)
+    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-00000002"]
+    weights = load_file(tmp_path / "out" / "checkpoints" / "step-00000002" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+class Cliff(Linear):
+    def factor(self, step: int, steps: int) -> float:
+        return 1.0 if step < 2 else float("nan")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"steps": 0}, {"batch": -1}, {"length": 0}, {"accumulate": 0}, {"every": Every(log=0)}],
+)
+def test_counts_are_checked(folder, change):
+    with pytest.raises(TrainingError, match=f"{next(iter(change))}.* must be 1 or more"):
+        tiny(folder, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accumulate": 3},
+        {"length": 1},
+        {"model": Architecture(({"name": "metallica"},))},
+        {"model": Architecture(({"name": "metala", "heads": 3},), width=16)},
+        {"model": Architecture(layers=0)},
+    ],
+)
+def test_what_does_not_fit_leaves_nothing_behind(folder, tmp_path, change):
+    with pytest.raises(
+        ValueError, match=r"divisible|length = 1|metallica|num_hidden_layers|layers"
+    ):
+        train(tiny(folder, **change), tmp_path / "out", cpu=True)
+    assert not (tmp_path / "out").exists()
