@@ -163,7 +163,7 @@ def short_bench(model: Any, length: int) -> list[GenerationRow]:
 
 
 @dataclass(frozen=True)
-class Continuation:
+class PairedSample:
     """A continuation of one prompt by a conversion and by its softmax.
 
     Attributes:
@@ -182,7 +182,7 @@ class Continuation:
 
 def generate_samples(
     model: Any, original: PreTrainedModel | None, tokenizer: Any, prompts: Tensor, tokens: int
-) -> list[Continuation]:
+) -> list[PairedSample]:
     """Continue prompts by a conversion and by its softmax, greedily and by drawing.
 
     Args:
@@ -203,7 +203,7 @@ def generate_samples(
     words = partial(_decode, tokenizer)
     both = zip(prompts.repeat(2, 1), softmax, linear, strict=True)
     return [
-        Continuation(words(prompt), number >= len(prompts), words(by_softmax), words(by_linear))
+        PairedSample(words(prompt), number >= len(prompts), words(by_softmax), words(by_linear))
         for number, (prompt, by_softmax, by_linear) in enumerate(both)
     ]
 
