@@ -148,7 +148,10 @@ def test_an_error_of_all_is_said_once(tmp_path, change, message):
 
 @pytest.mark.parametrize(
     ("who", "message"),
-    [("second fails", "only here"), ("first fails", "No space left on device")],
+    [
+        ("second fails", "only here"),
+        pytest.param("first fails", "No space left on device", marks=pytest.mark.slow),
+    ],
 )
 def test_an_error_of_one_is_said_by_it_and_ends_both(tmp_path, data, who, message):
     given = ["train", *data, *SMALL, "--steps", "4", "--out", str(tmp_path / "run")]
@@ -160,7 +163,10 @@ def test_an_error_of_one_is_said_by_it_and_ends_both(tmp_path, data, who, messag
 
 @pytest.mark.parametrize(
     ("who", "statuses"),
-    [("second is signalled", {"143"}), ("first is interrupted", {"130", "143"})],
+    [
+        pytest.param("second is signalled", {"143"}, marks=pytest.mark.slow),
+        ("first is interrupted", {"130", "143"}),
+    ],
 )
 def test_a_signal_to_one_stops_both(tmp_path, data, who, statuses):
     given = ["train", *data, *SMALL, "--steps", "40", "--log-every", "1"]

@@ -114,8 +114,8 @@ def write_and_be_killed(request, run: Path, calls: int | None) -> None:
     store(request, run)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(records, tmp_path, seed):
     generator, data = random.Random(seed), Text((str(records),), (str(records / "a.txt"),))
     write = FORKS.Process(target=write_and_be_killed, args=(data, tmp_path / "once", None))

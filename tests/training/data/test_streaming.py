@@ -279,8 +279,8 @@ def ids_or_error(text: Text, run: Path) -> list | str:
         return str(error)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.slow
 def test_killed_at_any_moment_it_ends_with_the_same_blocks(text, tmp_path, monkeypatch, seed):
     """The reader says that the writer is gone, and the next one goes on."""
     generator, kills = random.Random(seed), 0

@@ -130,7 +130,7 @@ def test_an_unfinished_run_of_adapters_has_no_model_yet(folder, tmp_path):
         ExistingModel(str(tmp_path))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [17, 33])
 def test_killed_while_writing_with_adapters(folder, tmp_path, calls):
     config = going_on(folder, folder / "own", LoRA())
