@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -55,7 +55,7 @@ class Kalman(MatrixRule[Moments]):
     log_decay: PerToken | None
     mix: PerToken
     ratio: float = 0.02
-    solver: Solver = Chebyshev()
+    solver: Solver = field(default_factory=Chebyshev)
 
     def __post_init__(self) -> None:
         if not self.ratio > 0:

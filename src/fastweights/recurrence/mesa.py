@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
     beta: PerToken
     log_decay: PerToken | None
     ridge: Tensor
-    solver: Solver = ConjugateGradient()
+    solver: Solver = field(default_factory=ConjugateGradient)
 
     def __post_init__(self) -> None:
         if self.ridge.dim() == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -375,7 +375,7 @@ class ShermanMorrison(Solver):
     """
 
     tol: float = 1e-4
-    fallback: Solver = ConjugateGradient(30, 1e-6)
+    fallback: Solver = field(default_factory=lambda: ConjugateGradient(30, 1e-6))
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         return self.fallback.solve(operator, b)

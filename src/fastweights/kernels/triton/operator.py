@@ -34,6 +34,10 @@ class OperatorResult(NamedTuple):
     saved: Streams = ()
 
 
+OPERATORS: dict[str, TritonOperator] = {}
+"""By name, since torch 2.11 folds a function of constants alone, and no record is one."""
+
+
 @dataclass(frozen=True, eq=False)
 class TritonOperator:
     """One differentiable operation on streams.
@@ -62,10 +66,13 @@ class TritonOperator:
     define: Callable[[Any, Streams], tuple[Tensor, ...]]
     reread: int = 0
 
+    def __post_init__(self) -> None:
+        OPERATORS[self.name] = self
+
     def __call__(self, settings: Any, *streams: Tensor | None) -> tuple[Tensor, ...]:
         """The outputs, differentiable in the streams."""
         if torch.compiler.is_compiling():
-            compiled = getattr(torch.ops.fastweights, registered_name(self))
+            compiled = getattr(torch.ops.fastweights, registered_name(self.name))
             return tuple(compiled(*settings, *streams)[: self.outputs])
         if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in streams):
             return _Apply.apply(self, settings, *streams)  # type: ignore[return-value]
@@ -126,15 +133,15 @@ class TritonOperator:
 
 
 @assume_constant_result
-def registered_name(operator: TritonOperator) -> str:
+def registered_name(name: str) -> str:
     """What the operator is called in ``torch.ops.fastweights``, where it stands from then on."""
-    return _register_once(operator)
+    return _register_once(name)
 
 
 @cache
-def _register_once(operator: TritonOperator) -> str:
-    operator.register()
-    return f"triton_{operator.name}"
+def _register_once(name: str) -> str:
+    OPERATORS[name].register()
+    return f"triton_{name}"
 
 
 def _by_torch(
