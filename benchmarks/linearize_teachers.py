@@ -234,10 +234,9 @@ class Repeats(Batches):
         labels[:, : self.distance + 1] = IGNORE_INDEX
         return {"input_ids": ids, "labels": labels}
 
-    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
+    def sequential_batches(self, count: int) -> list[dict[str, Tensor]]:
         """Of sequences that `batch` does not get to."""
-        for first in range(0, self.count, count):
-            yield self.batch(-1 - first, count)
+        return [self.batch(-1 - first, count) for first in range(0, self.count, count)]
 
 
 def train_recall(out: Path, watch: Reporter, stop: StopOnSignal) -> None:

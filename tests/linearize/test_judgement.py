@@ -161,7 +161,7 @@ def test_modes_are_told_from_other_entries() -> None:
 def test_a_passage_is_repeated_at_its_distance() -> None:
     text = sequences(400)
     for distance in (64, 128, 368):
-        ids = repeated_passages(text, distance)
+        ids = repeated_passages(text, distance, 800)
         assert ids.shape[1] == distance + PASSAGE
         assert torch.equal(ids[:, distance:], ids[:, :PASSAGE])
         whole = text[:].tolist()
@@ -171,14 +171,15 @@ def test_a_passage_is_repeated_at_its_distance() -> None:
         ]
         assert starts[0] == 0
         assert starts[-1] == 400 - distance
-        assert len(starts) >= 2
+        assert len(starts) == 800 // (distance + PASSAGE)
+        assert len(repeated_passages(text, distance, 1)) == 1
 
 
 def test_recall_is_that_of_the_second_copy() -> None:
     model = linear_llama(LinearAttentionConfig(window=3))
     text, modes = sequences(200), ablations(model)
-    found = measure_recall(model, text, 64, modes, trained=16)
-    ids = repeated_passages(text, 64)
+    found = measure_recall(model, text, 64, modes, trained=16, most=300)
+    ids = repeated_passages(text, 64, 300)
     for name, mode in modes.items():
         with use_mode(model, mode), torch.no_grad():
             logits = next_logits(model, {"input_ids": ids}).log_softmax(-1)
@@ -191,7 +192,8 @@ def test_recall_is_that_of_the_second_copy() -> None:
         assert found.row()[name]["accuracy"] == pytest.approx(np.mean(right))
     assert found.share == share_of(found.found)
     assert found.beyond_training
-    assert not measure_recall(model, text, 64, {"linear": Student()}, trained=96).beyond_training
+    linear = {"linear": Student()}
+    assert not measure_recall(model, text, 64, linear, trained=96, most=300).beyond_training
     assert found.row()["tokens"] == len(ids) * (PASSAGE - CUE)
 
 

@@ -36,7 +36,7 @@ from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
 from fastweights.train import Bytes, CheckpointError
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import leave_processes
-from fastweights.training.loop.report import Reporter
+from fastweights.training.loop.report import Phase, Reporter
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 from tolerances import SAME
@@ -112,13 +112,12 @@ def require_share(judged: dict) -> None:
 
 
 def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
-    """A sitting that ends at the first question whether to stop, one that ends at the second, and
-    so on.
-    """
+    """A sitting that ends at the first question whether to stop, one at the second, one at the
+    fifth, and so on."""
     whole = conversion(source, softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
     sittings = 0
-    while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings)):
+    while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings**2)):
         sittings += 1
     assert sittings >= 8
     once, often = (
@@ -133,7 +132,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
 
 
 def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
-    small = conversion(source)
+    small = conversion(source, softmax_layers=1)
     verbs = steps_of(small.recipe)
     done = lambda: [verb.name for verb in verbs if verb.is_done(tmp_path / "run")]  # noqa: E731
     assert done() == []
@@ -245,7 +244,7 @@ def test_bfloat16_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
     recipe = recipe.with_stages(stage.with_fit(half) for stage in recipe.stages)
     whole, sittings = conversion(source, recipe=recipe, softmax_layers=1), 0
     assert run_conversion(whole, tmp_path / "once")
-    while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings)):
+    while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings**2)):
         sittings += 1
     assert sittings > 1
     once, often = (
@@ -451,3 +450,42 @@ def test_maps_have_labels_and_one_scale():
     assert panels[0].get_ylabel() == "query (token)"
     assert panels[-1].get_xlabel() == "key (token)"
     assert panels[1].get_title(loc="left") == "layer 0, head 0\nlinear, trained"
+
+
+def test_without_a_layer_to_keep_none_is_ranked(source, tmp_path):
+    small = conversion(source)
+    assert run_conversion(small, tmp_path / "run", until="eval")
+    assert not (tmp_path / "run" / "ranking.json").exists()
+    assert run_conversion(small, tmp_path / "run", until="rank-layers")
+    assert json.loads((tmp_path / "run" / "ranking.json").read_text())["softmax"] == []
+
+
+def test_all_that_takes_long_is_told(source, tmp_path):
+    heard = dict[str, list[Phase]]()
+
+    class Heard(Reporter):
+        def phase(self, phase: Phase) -> None:
+            heard.setdefault(phase.what, []).append(phase)
+
+    landmarks = LinearAttentionConfig("landmarks", 2, window=4)
+    small = conversion(source, recipe=LinearizationRecipe(landmarks, ()), softmax_layers=1)
+    assert run_conversion(small, tmp_path / "run", until="report", reporter=Heard())
+    words = ("landmarks", "comparing", "distances", "ranking", "sampling")
+    assert all(any(word in what for what in heard) for word in words)
+    for phases in heard.values():
+        assert phases[0].done == 0
+        assert phases[-1].done == phases[-1].total
+
+
+def test_a_measurement_stops_when_it_is_asked_to(source, tmp_path):
+    small, out, told = conversion(source), tmp_path / "run", list[str]()
+
+    class Heard(Reporter):
+        def phase(self, phase: Phase) -> None:
+            told.append(phase.what)
+
+    stop = lambda: "sampling" in told  # noqa: E731
+    assert not run_conversion(small, out, reporter=Heard(), stop=stop)
+    assert told[-1] == "sampling"
+    assert not (out / "evaluation.json").exists()
+    assert run_conversion(small, out)

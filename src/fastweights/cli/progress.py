@@ -19,7 +19,7 @@ from rich.progress import (
 
 from fastweights.render.units import bytes_in_words
 from fastweights.training.loop.metrics import Row
-from fastweights.training.loop.report import Reading, Reporter, Summary
+from fastweights.training.loop.report import Phase, Reading, Reporter, Summary
 
 SHOWN_LAYERS = 8
 """Layers whose losses a line of progress has room for."""
@@ -36,7 +36,7 @@ class Lines(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.steps = 0
-        self._quiet_until = QUIET
+        self._quiet_until = self._phase_quiet_until = QUIET
 
     def __enter__(self) -> Self:
         return self
@@ -83,26 +83,26 @@ class Lines(Reporter):
             f" {bytes_in_words(reading.read / reading.seconds)}/s, {reading.tokens:,} tokens"
         )
 
+    def phase(self, phase: Phase) -> None:
+        if not phase.done:
+            self._phase_quiet_until = QUIET
+        if phase.seconds < self._phase_quiet_until or phase.done == phase.total:
+            return
+        self._phase_quiet_until = phase.seconds + QUIET
+        left = phase.seconds / phase.done * (phase.total - phase.done)
+        self.note(f"{phase.what}: {phase.done:,} of {phase.total:,}, {_time(left)} left")
+
     def note(self, message: str) -> None:
         self.console.print(message, markup=False, soft_wrap=True)
 
 
 class Bar(Lines):
-    """Shows a progress bar, and a line above it at every evaluation."""
+    """Shows a progress bar of what is done now, and a line above it at every evaluation."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-        )
-
+        self._live: Progress | None = None
+        self._steps = self._phases = Progress()
         self._reading = Progress(
             TextColumn("reading"),
             BarColumn(),
@@ -121,13 +121,12 @@ class Bar(Lines):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._reading.stop()
-        self._bar.stop()
+        self._show(None)
 
     def reading(self, reading: Reading) -> None:
+        self._show(self._reading)
         if not self._reading.tasks:
             self._reading.add_task("", total=reading.total, completed=reading.read)
-            self._reading.start()
         self._reading.update(
             self._reading.tasks[0].id,
             completed=reading.read,
@@ -135,16 +134,52 @@ class Bar(Lines):
         )
 
     def begin(self, summary: Summary) -> None:
-        self._reading.stop()
+        self._show(None)
         super().begin(summary)
-        self._task = self._bar.add_task("steps", total=summary.steps, completed=summary.step)
-        self._bar.start()
+        self._steps = self._count_pieces()
+        self._steps.add_task("steps", total=summary.steps, completed=summary.step)
+        self._show(self._steps)
 
     def progress(self, row: Row) -> None:
+        self._show(self._steps)
         description = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,} tokens/s,"
-        self._bar.update(self._task, completed=row["step"], description=description)
+        task = self._steps.tasks[0].id
+        self._steps.update(task, completed=row["step"], description=description)
         if "val_loss" in row:
             super().progress(row)
+
+    def phase(self, phase: Phase) -> None:
+        if not phase.done:
+            self._show(None)
+            self._phases = self._count_pieces()
+            self._phases.add_task(f"{phase.what},", total=phase.total)
+        self._show(self._phases)
+        self._phases.update(self._phases.tasks[0].id, completed=phase.done)
+        if phase.done == phase.total:
+            self._show(None)
+
+    def _count_pieces(self) -> Progress:
+        return Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+            transient=True,
+        )
+
+    def _show(self, bar: Progress | None) -> None:
+        """Let `bar` be the one that is drawn."""
+        if bar is self._live:
+            return
+        if self._live is not None:
+            self._live.stop()
+        self._live = bar
+        if bar is not None:
+            bar.start()
 
 
 def reporter(console: Console) -> Lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.branch import WindowedBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.shapes import Output
+from fastweights.training.loop.report import Follow, unfollowed
 
 SHARPNESS = 4.0
 """τ: a key goes to the landmarks in the proportions e^(-τ d/2), d the mean square of the error that
@@ -23,7 +24,12 @@ ROUNDS = 20
 """Of Lloyd's algorithm."""
 
 
-def place_landmarks(model: Any, texts: Iterable[Mapping[str, Tensor]], seed: int = 0) -> None:
+def place_landmarks(
+    model: Any,
+    texts: Collection[Mapping[str, Tensor]],
+    seed: int = 0,
+    follow: Follow = unfollowed,
+) -> None:
     """Place the landmarks of a linearized model, in place, where the keys of some texts are.
 
     Nothing is trained. In each key head the keys k of the softmax model are divided into clusters
@@ -39,6 +45,7 @@ def place_landmarks(model: Any, texts: Iterable[Mapping[str, Tensor]], seed: int
         texts: Inputs of the model, such as ``{"input_ids": [b t]}``, of which every key head gets
             at least as many keys as it has landmarks; some ten thousand tokens do.
         seed: Of where the clusters begin.
+        follow: Told of every text that is read, and of every layer that has its landmarks.
 
     Raises:
         ValueError: If the model has other features, or the texts are too short.
@@ -47,10 +54,10 @@ def place_landmarks(model: Any, texts: Iterable[Mapping[str, Tensor]], seed: int
     mode, training = _GatherStreams(), model.training
     model.eval()
     with torch.no_grad(), use_mode(model, mode):
-        for inputs in texts:
+        for inputs in follow(texts, "reading keys for landmarks"):
             model.base_model(**inputs, use_cache=False)
     model.train(training)
-    for layer, branch in converted.items():
+    for layer, branch in follow(converted.items(), "placing landmarks"):
         seen = mode.seen.get(layer, [])
         _require_keys(layer, sum(len(text.keys) for text in seen), branch.phi_k.size)
         _place(branch, seen, Generator().manual_seed(seed + layer))
@@ -169,12 +176,15 @@ def _spread(points: Tensor, count: int, generator: Generator) -> Tensor:
     """k-means++: each next point with probability in proportion to its squared distance from those
     chosen before, or any if all points are chosen."""
     draws = torch.rand(count, generator=generator, dtype=torch.float64).to(points.device)
-    chosen = points[(draws[0] * len(points)).long()][None]
-    distance = (points - chosen).square().sum(-1)
+    sizes = points.square().sum(-1)
+    chosen = (draws[:1] * len(points)).long()
+    distance = torch.full_like(sizes, torch.inf)
     for draw in draws[1:]:
+        last = chosen[-1]
+        # ‖x - c‖² = ‖x‖² - 2 x·c + ‖c‖², which rounding may take below zero
+        to_last = (sizes - points @ (2 * points[last]) + sizes[last]).clamp_(min=0)
+        distance = torch.minimum(distance, to_last).index_fill_(0, last, 0)
         weights = (distance if distance.any() else torch.ones_like(distance)).double().cumsum(0)
-        drawn = torch.searchsorted(weights, draw * weights[-1], right=True)
-        new = points[drawn.clamp(max=len(points) - 1)]
-        chosen = torch.cat([chosen, new[None]])
-        distance = torch.minimum(distance, (points - new).square().sum(-1))
-    return chosen
+        drawn = torch.searchsorted(weights, draw * weights[-1:], right=True)
+        chosen = torch.cat([chosen, drawn.clamp(max=len(points) - 1)])
+    return points[chosen]

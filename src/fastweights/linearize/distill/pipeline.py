@@ -92,7 +92,10 @@ def run_conversion(
             if processes.any(stop()):
                 return False
             reporter.note(f"── {step.name}")
-            student = step.run_together(student)
+            try:
+                student = step.run_together(student)
+            except Stopped:
+                return False
             if student is None:
                 return False
             if processes.is_first:

@@ -246,6 +246,11 @@ class LinearizationRecipe:
         return tuple(stage for stage in self.stages if stage.by_layer)
 
     @property
+    def compares_weights(self) -> bool:
+        """Whether a stage trains by attention weights alone, so that these tell what it gained."""
+        return any(isinstance(s, TransferConfig) and not s.loss.output for s in self.stages)
+
+    @property
     def whole(self) -> tuple[AdaptationConfig, ...]:
         """The stages in which the model adapts as a whole."""
         return tuple(stage for stage in self.stages if isinstance(stage, AdaptationConfig))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from fastweights.training.data.tokenizers import require_embeddings
 from fastweights.training.loop.files import read_json, write_json
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import Alone, Processes
-from fastweights.training.loop.report import Reporter
+from fastweights.training.loop.report import Reporter, follow
+
+Item = TypeVar("Item")
 
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
@@ -73,6 +75,15 @@ class ConversionRun:
     def is_divided(self) -> bool:
         """Whether the processes divide the model while it is trained, and make it anew then."""
         return self.layout.shard and self.processes.count > 1
+
+    def follow(self, pieces: Collection[Item], what: str) -> Iterator[Item]:
+        """Yield pieces of work beside the training, and tell the reporter of each.
+
+        Raises:
+            Stopped: If the run should end, and no other process waits for this work.
+        """
+        alone = self.processes.count == 1
+        return follow(pieces, what, self.reporter, self.stop if alone else lambda: False)
 
     def read(self, name: str) -> Any:
         """Read the numbers in ``<name>.json``."""
@@ -146,10 +157,7 @@ class ConversionText:
 
     def comparison_batches(self) -> list[dict[str, Tensor]]:
         """A few sequences of validation text, one by one."""
-        found = zip(
-            range(COMPARISON_SEQUENCES), self.validation.sequential_batches(1), strict=False
-        )
-        return [batch for _, batch in found]
+        return list(self.validation.sequential_batches(1)[:COMPARISON_SEQUENCES])
 
     @cached_property
     def _corpus(self) -> Corpus:

@@ -68,9 +68,10 @@ def trains_candidates(student: StudentModel) -> bool:
 
 def losses_now(student: StudentModel) -> Losses:
     """Return what is lost with each choice of linear layers, of the model as it is now."""
-    measure, batches = student.run.conversion.rank_by.measure, ranking_text(student)
+    run, batches = student.run, ranking_text(student)
     models = Candidates(student.model, student.changed_original())
-    return lambda choices: measure.losses(models, batches, choices)
+    measure = run.conversion.rank_by.measure
+    return lambda choices: measure.losses(models, run.follow(batches, "ranking layers"), choices)
 
 
 def rank(student: StudentModel, losses: Losses) -> Ranking:

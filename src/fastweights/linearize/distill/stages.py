@@ -62,7 +62,7 @@ class TextStage(PartialStage):
             "validation_tokens": 0 if self.validation is None else self.validation.tokens,
         }
 
-    def validation_batches(self) -> Iterable[Mapping[str, Tensor]]:
+    def validation_batches(self) -> Collection[Mapping[str, Tensor]]:
         """The text to validate on, in batches."""
         return [] if self.validation is None else self.validation.sequential_batches(self.together)
 

@@ -57,10 +57,18 @@ class ConvertStep(ConversionStep):
 
 class RankLayersStep(ConversionStep):
     """Rank the layers, or take the ranking that is given, and make the first of them softmax again,
-    as many as the budget allows."""
+    as many as the budget allows.
+
+    Args:
+        is_last: Whether the run ends with the ranking, which is made then even if all layers are
+            to be linear.
+    """
 
     name, result = "rank-layers", "ranking.json"
     numbers = ("damage", "softmax")
+
+    def __init__(self, is_last: bool = False) -> None:
+        self.is_last = is_last
 
     def run_together(self, student: StudentModel) -> StudentModel | None:
         """Train candidates in all processes, if the recipe does; then rank in the first one."""
@@ -76,6 +84,8 @@ class RankLayersStep(ConversionStep):
     def run(self, student: StudentModel) -> StudentModel:
         run, linear = student.run, student.linear_layers()
         if not self.is_done(run.out):
+            if not self.is_last and not run.conversion.budget.choose(linear, run.plan.caches):
+                return student
             self._keep(student, run.conversion.ranking or rank(student, losses_now(student)))
         softmax = run.read("ranking")["softmax"]
         if not softmax:
@@ -108,7 +118,12 @@ class EvaluateStep(ConversionStep):
             return student
         original = None if student.has_own_teacher else student.loader.teacher()()
         judged, found = evaluate_conversion(
-            student.model, original, text.tokenizer, text.validation, run.conversion.data.length
+            student.model,
+            original,
+            text.tokenizer,
+            text.validation,
+            run.conversion.data.length,
+            run.follow,
         )
         run.out.joinpath("positions").mkdir(exist_ok=True)
         for name, compared in found.items():
@@ -125,9 +140,9 @@ class ReportStep(ConversionStep):
     def run(self, student: StudentModel) -> StudentModel:
         out = student.run.out
         if not self.is_done(out):
-            batch = next(student.text.validation.sequential_batches(1))
+            batch = student.text.validation.sequential_batches(1)[0]
             with atomic_folder(out / "report") as folder:
-                write_report(student.model, batch, out, folder)
+                write_report(student.model, batch, out, folder, student.run.follow)
         return student
 
 
@@ -199,6 +214,8 @@ def steps_until(recipe: LinearizationRecipe, name: str) -> tuple[ConversionStep,
     ends = {step.name: place for place, step in enumerate(steps, 1)} | phases
     if name not in ends:
         raise ValueError(f"there is no step {name!r} in this run; there are {', '.join(ends)}")
+    if name == RankLayersStep.name:
+        return (*steps[:first], RankLayersStep(is_last=True))
     return steps[: ends[name]]
 
 
@@ -217,6 +234,6 @@ def _self_test(student: StudentModel) -> dict[str, float]:
     analog = student.run.conversion.recipe.analog
     if analog.rule != "windowed" and not analog.has_window:
         return {}
-    batch = next(student.text.validation.sequential_batches(1))
+    batch = student.text.validation.sequential_batches(1)[0]
     inputs = {name: x.to(student.run.device) for name, x in batch.items() if name != "labels"}
     return {"largest_difference": difference_with_full_window(student.model, inputs)}

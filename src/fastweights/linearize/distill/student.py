@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -109,15 +109,18 @@ class ModelLoader:
         if bits is not None or list(branches(model)) != converted:
             model = self.load()
             linearize(model, self.run.conversion.recipe.analog, converted)
-        self.run.reporter.note("placing landmarks among the keys of the training text")
-        place_landmarks(model, self._texts_of_landmarks(), self.run.conversion.seed)
+        place_landmarks(
+            model, self._texts_of_landmarks(), self.run.conversion.seed, self.run.follow
+        )
         return model
 
-    def _texts_of_landmarks(self) -> Iterator[dict[str, Tensor]]:
+    def _texts_of_landmarks(self) -> list[dict[str, Tensor]]:
         train = self.text.train()
-        for number in range(-(-LANDMARK_TOKENS // train.length)):
-            inputs = train.batch(number, 1)
-            yield {name: x.to(self.run.device) for name, x in inputs.items() if name != "labels"}
+        texts = [train.batch(number, 1) for number in range(-(-LANDMARK_TOKENS // train.length))]
+        return [
+            {name: x.to(self.run.device) for name, x in text.items() if name != "labels"}
+            for text in texts
+        ]
 
     def teacher(self, source: str | None = None) -> Callable[[], Any]:
         """Return what gives a model to learn from, frozen, which is loaded when it is first asked

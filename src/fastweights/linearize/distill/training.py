@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,8 +36,14 @@ from fastweights.linearize.distill.teachers import (
     open_store,
     store_logits,
 )
-from fastweights.linearize.evaluate.comparison import LINEAR, compare_with_softmax, distances
-from fastweights.linearize.evaluate.logits import teacher_logits
+from fastweights.linearize.evaluate.comparison import (
+    LINEAR,
+    WEIGHTS,
+    compare_with_softmax,
+    distances,
+)
+from fastweights.linearize.evaluate.evaluation import comparison_batches
+from fastweights.linearize.evaluate.logits import teacher_logits, unwrap_adapters
 from fastweights.training.loop.layout import Layout
 
 
@@ -250,12 +257,16 @@ def step_of(config: StageConfig) -> TrainStep:
     return AdaptStep(config) if isinstance(config, AdaptationConfig) else AlignStep(config)
 
 
-def measure_layers(student: StudentModel) -> dict[str, Any]:
+def measure_layers(student: StudentModel) -> Mapping[str, Any]:
     """Measure the model before it adapts as a whole: how well it predicts, and how far its layers
     are from their softmax, as long as that is the original one's."""
-    teacher, text = student.original_logits(), student.text
-    found = compare_with_softmax(
-        student.model, text.validation.sequential_batches(4), {LINEAR: Student()}, teacher
-    )
+    model, teacher, run = student.model, student.original_logits(), student.run
+    batches = comparison_batches(student.text.validation, unwrap_adapters(model).config)
+    compared = run.follow(batches, "comparing with softmax")
+    found = compare_with_softmax(model, compared, {LINEAR: Student()}, teacher)
     row: Mapping[str, Any] = {LINEAR: found[LINEAR].row()}
-    return {**row, **({} if teacher else distances(student.model, text.comparison_batches()))}
+    if teacher:
+        return row
+    texts = run.follow(student.text.comparison_batches(), "distances of layers from softmax")
+    weights = math.inf if run.conversion.recipe.compares_weights else WEIGHTS
+    return {**row, **distances(model, texts, weights=weights)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,12 @@ from fastweights.linearize.convert.modes import (
     without_log_scale,
 )
 from fastweights.linearize.evaluate.distances import divergence, output_error
-from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
+from fastweights.linearize.evaluate.logits import (
+    kl,
+    next_logits,
+    rows_at_once,
+    teacher_logits,
+)
 from fastweights.methods import evaluate
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
@@ -36,6 +43,10 @@ SOFTMAX, LINEAR = "softmax", "linear"
 WINDOW_ONLY, LINEAR_ONLY = "window only", "linear only"
 MODES = (SOFTMAX, LINEAR, WINDOW_ONLY, LINEAR_ONLY)
 """What a finished conversion is compared as, by the names in ``evaluation.json``."""
+
+
+WEIGHTS = 1 << 22
+"""Attention weights of a layer that are compared with softmax's, at most, unless told."""
 
 
 def modes_in(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -157,27 +168,38 @@ class _DistanceMeter(Mode):
 
     constant = False
 
-    def __init__(self) -> None:
-        self.found: list[tuple[float, float | None]] = []
+    def __init__(self, weights: float) -> None:
+        self.errors, self.divergences = list[float](), list[float]()
+        self.left = defaultdict[int, float](lambda: weights)
 
     def attend(self, call: AttentionCall) -> Output:
         target, record = call.softmax(), call.record()
         error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
-        apart = (
-            divergence(record, call.keep) if isinstance(record, Windowed | WindowedLinear) else None
-        )
-        self.found.append((float(error), None if apart is None else float(apart)))
+        self.errors.append(float(error))
+        if isinstance(record, Windowed | WindowedLinear):
+            b, t, h = record.shape
+            self.left[call.layer] -= b * h * t * t
+            if self.left[call.layer] >= 0:
+                self.divergences.append(float(divergence(record, call.keep)))
         return target
 
 
-def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+def distances(
+    model: Any, batches: Iterable[Mapping[str, Tensor]], *, weights: float = WEIGHTS
+) -> dict[str, float]:
     """Measure how far the layers of a linearized model are from their softmax (LoLCATs, Table 1).
+
+    Args:
+        model: A linearized model.
+        batches: Inputs of the model.
+        weights: How many attention weights of a layer are compared, at most: there are as many as
+            pairs of tokens. Sequences beyond have an ``error`` alone.
 
     Returns:
         ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖ linear)
         of attention weights in nats, for layers that have such weights. Both are means over layers.
     """
-    mode = _DistanceMeter()
+    mode = _DistanceMeter(weights)
     with evaluation_mode(model):
         for batch in batches:
             attend_all(
@@ -185,8 +207,7 @@ def distances(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, 
                 {name: x.to(model.device) for name, x in batch.items() if name != "labels"},
                 mode,
             )
-    errors, apart = [error for error, _ in mode.found], [d for _, d in mode.found if d is not None]
-    named = {"error": errors, "divergence": apart}
+    named = {"error": mode.errors, "divergence": mode.divergences}
     return {name: float(np.mean(values)) for name, values in named.items() if values}
 
 
@@ -201,16 +222,20 @@ class _Totals:
 
     def add(self, logits: Tensor, wanted: Tensor, given: Mapping[str, Tensor]) -> None:
         targets = given["input_ids"][:, -logits.shape[1] :]
-        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(
-            targets
-        )
-        likeliest = logits.argmax(-1)
+        each = logits.flatten(0, 1), wanted.flatten(0, 1), targets.flatten()
+        slices = zip(*(s.split(rows_at_once(each[0])) for s in each), strict=True)
+        losses, right = (torch.cat(s) for s in zip(*starmap(self._add_rows, slices), strict=True))
         if not self.losses or targets.shape[1] == self.losses[0].shape[1]:
-            self.losses.append(losses.double().cpu().numpy())
-            self.right.append((likeliest == targets).cpu().numpy())
-        self.kl += float(kl(wanted.flatten(0, 1), logits.flatten(0, 1))) * targets.numel()
+            self.losses.append(losses.view_as(targets).double().cpu().numpy())
+            self.right.append(right.view_as(targets).cpu().numpy())
+
+    def _add_rows(self, logits: Tensor, wanted: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses of ``[n]`` targets, and whether they have the highest probability."""
+        likeliest = logits.argmax(-1)
+        self.kl += float(kl(wanted, logits)) * len(targets)
         self.agreed += float((likeliest == wanted.argmax(-1)).sum())
-        self.tokens += targets.numel()
+        self.tokens += len(targets)
+        return F.cross_entropy(logits, targets, reduction="none"), likeliest == targets
 
     def comparison(self) -> ModeComparison:
         if not self.losses:

@@ -9,19 +9,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.linearize.evaluate.comparison import (
+    LINEAR_ONLY,
     ModeComparison,
     ablations,
     compare_with_softmax,
 )
 from fastweights.linearize.evaluate.generation import generate_samples
-from fastweights.linearize.evaluate.logits import next_logits, positions_of, unwrap_adapters
+from fastweights.linearize.evaluate.logits import (
+    next_logits,
+    positions_of,
+    sequences_at_once,
+    unwrap_adapters,
+)
 from fastweights.linearize.evaluate.recall import distances_to, measure_recall, why_not
 from fastweights.linearize.evaluate.share import share_by_octave, share_of
-from fastweights.training.data.documents import Stream
+from fastweights.training.data.documents import SequentialBatches, Stream
 from fastweights.training.data.tokens import TokenText
+from fastweights.training.loop.report import Follow, unfollowed
 
 PROMPTS = 2
 """Texts that are continued."""
@@ -35,6 +42,7 @@ def evaluate_conversion(
     tokenizer: Any,
     validation: Stream,
     trained: int,
+    follow: Follow = unfollowed,
 ) -> tuple[dict[str, Any], dict[str, ModeComparison]]:
     """Judge a finished conversion beside its softmax.
 
@@ -44,6 +52,7 @@ def evaluate_conversion(
         tokenizer: The tokenizer.
         validation: Held-out text.
         trained: Tokens of a sequence in training.
+        follow: Told of all that is measured.
 
     Returns:
         What ``evaluation.json`` holds: a row for each mode; ``share`` with ``share_details``,
@@ -51,19 +60,29 @@ def evaluate_conversion(
         the validation text, by mode.
     """
     modes, teacher = ablations(model), None if original is None else _logits_of(original)
-    found = compare_with_softmax(model, validation.sequential_batches(4), modes, teacher)
-    share, reach = share_of(found), positions_of(unwrap_adapters(model).config)
+    config, text = unwrap_adapters(model).config, validation.text
+    batches = comparison_batches(validation, config)
+    found = compare_with_softmax(model, follow(batches, "comparing with softmax"), modes, teacher)
+    share, reach = share_of(found), positions_of(config)
     distances = distances_to(trained)
-    left_out = {d: why for d in distances if (why := why_not(d, reach, len(validation.text)))}
+    left_out = {d: why for d in distances if (why := why_not(d, reach, len(text)))}
+    of_share = {name: mode for name, mode in modes.items() if name != LINEAR_ONLY}
     recall = [
         measure_recall(
-            model, validation.text, distance, modes, trained=trained, teacher=teacher
+            model,
+            text,
+            distance,
+            of_share,
+            trained=trained,
+            most=len(text) // len(distances),
+            teacher=teacher,
+            follow=follow,
         ).row()
         for distance in distances
         if distance not in left_out
     ]
     prompts = _prompts(validation.text, reach)
-    samples = generate_samples(model, original, tokenizer, prompts, prompts.shape[1])
+    samples = generate_samples(model, original, tokenizer, prompts, prompts.shape[1], follow)
     judged = {
         **{name: compared.row() for name, compared in found.items()},
         "share": share.value,
@@ -77,6 +96,12 @@ def evaluate_conversion(
         "samples": [asdict(sample) for sample in samples],
     }
     return judged, found
+
+
+def comparison_batches(validation: Stream, config: PretrainedConfig) -> SequentialBatches:
+    """Return the validation text in batches whose logits have room in memory."""
+    vocabulary = config.get_text_config().vocab_size
+    return validation.sequential_batches(sequences_at_once(validation.length, vocabulary))
 
 
 def _logits_of(original: PreTrainedModel) -> Callable[[Mapping[str, Tensor]], Tensor]:

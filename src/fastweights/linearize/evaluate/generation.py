@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from fastweights.linearize.convert.cache import cache_bytes
 from fastweights.linearize.convert.modes import Mode, Student, Teacher
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.loop.report import Follow, unfollowed
 
 CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
 """Ways to run one model: softmax through the implementation it was loaded with, SDPA unless told
@@ -137,7 +137,7 @@ def _run_race(
             return
 
 
-def short_bench(model: Any, length: int) -> list[GenerationRow]:
+def short_bench(model: Any, length: int, follow: Follow = unfollowed) -> list[GenerationRow]:
     """Time a few tokens of generation by a conversion and by its softmax, after a few lengths.
 
     Its adapters are switched off, as they will be merged.
@@ -145,6 +145,7 @@ def short_bench(model: Any, length: int) -> list[GenerationRow]:
     Args:
         model: The linearized model, with adapters or without.
         length: Tokens that may be read.
+        follow: Told of every number of tokens that are read.
 
     Returns:
         Rows for both; none where the weights are quantised, which those of the result are not.
@@ -152,11 +153,11 @@ def short_bench(model: Any, length: int) -> list[GenerationRow]:
     inside = unwrap_adapters(model)
     if getattr(inside, "is_quantized", False):
         return []
+    prompts = [prompt for prompt in READ if prompt + TIMED[-1] <= length]
     with without_adapters(model):
         return [
             row
-            for prompt in READ
-            if prompt + TIMED[-1] <= length
+            for prompt in follow(prompts, "timing generation")
             for row in bench_generation(inside, (1,), prompt, TIMED)
             if row.tokens == TIMED[-1]
         ]
@@ -181,7 +182,12 @@ class PairedSample:
 
 
 def generate_samples(
-    model: Any, original: PreTrainedModel | None, tokenizer: Any, prompts: Tensor, tokens: int
+    model: Any,
+    original: PreTrainedModel | None,
+    tokenizer: Any,
+    prompts: Tensor,
+    tokens: int,
+    follow: Follow = unfollowed,
 ) -> list[PairedSample]:
     """Continue prompts by a conversion and by its softmax, greedily and by drawing.
 
@@ -190,16 +196,17 @@ def generate_samples(
         original: The softmax model; None for `model` itself, without its adapters.
         tokenizer: The tokenizer.
         prompts: ``[b t]``.
-        tokens: How many tokens follow each of them.
+        tokens: How many tokens come after each of them.
+        follow: Told of every one.
     """
     inside = unwrap_adapters(model)
     with evaluation_mode(model):
-        linear = _continuations(inside, prompts, tokens)
+        linear = _continuations(inside, prompts, tokens, follow)
         if original is None:
             with without_adapters(model), use_mode(model, Teacher()):
-                softmax = _continuations(inside, prompts, tokens)
+                softmax = _continuations(inside, prompts, tokens, follow)
         else:
-            softmax = _continuations(original, prompts, tokens)
+            softmax = _continuations(original, prompts, tokens, follow)
     words = partial(_decode, tokenizer)
     both = zip(prompts.repeat(2, 1), softmax, linear, strict=True)
     return [
@@ -208,13 +215,15 @@ def generate_samples(
     ]
 
 
-def _continuations(model: PreTrainedModel, prompts: Tensor, tokens: int) -> Tensor:
+def _continuations(model: PreTrainedModel, prompts: Tensor, tokens: int, follow: Follow) -> Tensor:
     """``[2b tokens]``: the likeliest of all prompts, then those drawn."""
     decoder, count = Decoder(model), len(prompts)
     draw = Sampler(top_k=TOP_K, generator=torch.Generator(model.device).manual_seed(0))
     choose = lambda logits: torch.cat([likeliest(logits[:count]), draw(logits[count:])])  # noqa: E731
     logits = decoder.read(prompts.repeat(2, 1).to(model.device))
-    return torch.stack([*islice(decoder.decode(logits, choose), tokens)], 1).cpu()
+    steps = follow(range(tokens), "sampling")
+    pairs = zip(steps, decoder.decode(logits, choose), strict=False)
+    return torch.stack([token for _, token in pairs], 1).cpu()
 
 
 def _decode(tokenizer: Any, tokens: Tensor) -> str:

@@ -45,6 +45,21 @@ def unwrap_adapters(model: Any) -> PreTrainedModel:
     return model.get_base_model() if has_adapters(model) else model
 
 
+LOGIT_BYTES = 1 << 27
+"""Of the logits that are computed with at once, beside those of a single sequence."""
+
+
+def sequences_at_once(length: int, vocabulary: int) -> int:
+    """Return how many sequences of `length` tokens have logits of `LOGIT_BYTES` together; 1 at
+    least, and 4 at most."""
+    return max(1, min(4, LOGIT_BYTES // (4 * length * vocabulary)))
+
+
+def rows_at_once(logits: Tensor) -> int:
+    """Return how many rows of ``logits [n vocabulary]`` have `LOGIT_BYTES` together."""
+    return max(1, LOGIT_BYTES // (logits.element_size() * logits.shape[-1]))
+
+
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
     total = F.kl_div(

@@ -6,7 +6,7 @@ asks nothing of a model's tokenizer, and every text has such passages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,15 @@ from fastweights.linearize.convert.modes import Mode
 from fastweights.linearize.evaluate.comparison import ModeComparison, compare_with_softmax
 from fastweights.linearize.evaluate.share import Share, share_of
 from fastweights.training.data.tokens import TokenText
+from fastweights.training.loop.report import Follow, unfollowed
 
 PASSAGE = 32
 """Tokens of a passage."""
 CUE = 4
 """Tokens of the second copy from which a model may notice that it repeats; the rest is recalled."""
-SEQUENCES, FEWEST = 32, 8
-"""Passages at every distance, at most; where the text has not so many without an overlap of what
-stands between the copies, fewer, so that a long distance takes no longer than the text, or 8."""
+SEQUENCES = 32
+"""Passages at every distance, at most; where all of them would be longer together than the text, as
+many as its share for a distance has room for, or one."""
 NEAREST, FARTHEST = 64, 2048
 
 
@@ -92,7 +93,9 @@ def measure_recall(
     modes: Mapping[str, Mode],
     *,
     trained: int,
+    most: int,
     teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+    follow: Follow = unfollowed,
 ) -> DistanceRecall:
     """Measure what a linearized model recalls from a distance, in all of its modes.
 
@@ -102,31 +105,34 @@ def measure_recall(
         distance: Tokens from a token back to its twin, 32 or more.
         modes: The modes by name, as `ablations` returns them.
         trained: Tokens of a sequence in training; so many are read at once, four times.
+        most: Tokens that are read, at most, but for the first sequence.
         teacher: As in `compare_with_softmax`.
+        follow: Told of every batch.
     """
-    ids = repeated_passages(text, distance)
-    together = max(1, 4 * trained // ids.shape[1])
-    found = compare_with_softmax(model, _batches(ids, together), modes, teacher)
+    ids = repeated_passages(text, distance, most)
+    batches = _batches(ids, max(1, 4 * trained // ids.shape[1]))
+    measured = follow(batches, f"recall from {distance:,} tokens back")
+    found = compare_with_softmax(model, measured, modes, teacher)
     return DistanceRecall(distance, ids.shape[1] > trained, found, share_of(found))
 
 
-def repeated_passages(text: TokenText, distance: int) -> Tensor:
+def repeated_passages(text: TokenText, distance: int, most: int) -> Tensor:
     """Cut sequences ``[n distance + 32]`` out of a text whose last 32 tokens are its first again.
 
     Args:
         text: The text, of `distance` + 32 tokens at least.
         distance: Tokens from a token to its second copy, 32 or more.
+        most: Tokens of all sequences, at most, but for the first.
     """
     last = len(text) - distance
-    count = min(SEQUENCES, max(FEWEST, len(text) // distance), 1 + last // PASSAGE)
+    count = min(SEQUENCES, max(1, most // (distance + PASSAGE)), 1 + last // PASSAGE)
     starts = np.linspace(0, last, count).astype(int)
     stretches = np.stack([text[start : start + distance] for start in starts])
     return torch.from_numpy(np.concatenate([stretches, stretches[:, :PASSAGE]], 1).astype(np.int64))
 
 
-def _batches(ids: Tensor, together: int) -> Iterator[dict[str, Tensor]]:
+def _batches(ids: Tensor, together: int) -> list[dict[str, Tensor]]:
     """Inputs that have logits before recalled tokens alone."""
     length = ids.shape[1]
     kept = torch.arange(length - PASSAGE + CUE - 1, length)
-    for batch in ids.split(together):
-        yield {"input_ids": batch, "logits_to_keep": kept}
+    return [{"input_ids": batch, "logits_to_keep": kept} for batch in ids.split(together)]

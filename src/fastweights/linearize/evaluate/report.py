@@ -41,6 +41,7 @@ from fastweights.shapes import Map, Output
 from fastweights.training.language.perplexity import PositionLoss, draw
 from fastweights.training.loop.metrics import Metrics
 from fastweights.training.loop.metrics import Row as MetricsRow
+from fastweights.training.loop.report import Follow, unfollowed
 
 SHOWN = 96
 """Tokens of an attention map, at most."""
@@ -94,7 +95,13 @@ def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps
     return mode.maps
 
 
-def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path) -> Path:
+def write_report(
+    model: Any,
+    inputs: Mapping[str, Tensor],
+    run: Path,
+    out: Path,
+    follow: Follow = unfollowed,
+) -> Path:
     """Write the report of a conversion as an HTML page, and its pictures as PNG files.
 
     Args:
@@ -102,17 +109,19 @@ def write_report(model: Any, inputs: Mapping[str, Tensor], run: Path, out: Path)
         inputs: A text for the maps, as inputs of the model.
         run: The run's folder, whose JSON files hold the numbers.
         out: The folder that ``report.html`` is written to.
+        follow: Told of what is timed.
 
     Returns:
         The page's path.
     """
     found = {path.stem: json.loads(path.read_text()) for path in sorted(run.glob("*.json"))}
+    timed = short_bench(model, inputs["input_ids"].shape[1], follow)
     parts = [
         _costs(found, run, out),
         share_section(found["evaluation"], out),
         recall_section(found["evaluation"]),
         samples_section(found["evaluation"]),
-        memory_section(found["evaluation"], short_bench(model, inputs["input_ids"].shape[1])),
+        memory_section(found["evaluation"], timed),
         _plan(found["plan"]),
         _maps(record_maps(model, inputs), out),
         _losses(_stages(found), run, out),

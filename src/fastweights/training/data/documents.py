@@ -4,10 +4,10 @@ tokens are trained on."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -136,10 +136,33 @@ class Stream(Batches):
         [start] = self.windows.starts(number, 1)
         return Span(self.text, start, start + self.length)
 
-    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """Yield all sequences once and in order, at most `count` at a time."""
-        for spans in batch_spans(sequential_spans(len(self.text), self.length), count):
-            yield self._collate([Span(self.text, start, stop) for start, stop in spans])
+    def sequential_batches(self, count: int) -> SequentialBatches:
+        """Return all sequences once and in order, at most `count` at a time."""
+        spans = batch_spans(sequential_spans(len(self.text), self.length), count)
+        return SequentialBatches(
+            self, [[Span(self.text, *ends) for ends in some] for some in spans]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SequentialBatches(Sequence[dict[str, Tensor]]):
+    """Batches of a stream, read when they are asked for.
+
+    Attributes:
+        stream: The stream.
+        spans: The sequences of each batch.
+    """
+
+    stream: Stream
+    spans: Sequence[list[Span]]
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return SequentialBatches(self.stream, self.spans[number])
+        return self.stream._collate(self.spans[number])
 
 
 @dataclass(frozen=True, eq=False)

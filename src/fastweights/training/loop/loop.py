@@ -141,15 +141,16 @@ class Loop:
             optimizer.zero_grad()
         self.step += 1
 
-    def validate(self, stop: Callable[[], bool] | None = None) -> Mapping[str, float]:
+    def validate(
+        self, stop: Callable[[], bool] = lambda: False, reporter: Reporter = Reporter()
+    ) -> Mapping[str, float]:
         """Compute the stage's numbers on held-out data.
 
         Raises:
             Stopped: If `stop()` is True in any process before the end.
         """
-        processes = self.processes if stop is None else self.processes.stopped_by(stop)
         with self.config.precision(self.processes.device):
-            return self.stage.validate(processes)
+            return self.stage.validate(self.processes.watched(stop, reporter))
 
     @property
     def learning_rate(self) -> float:
@@ -410,7 +411,7 @@ class _FolderRun:
     def _add(self, row: Row, evaluate: bool) -> None:
         """Add a row to the curve, or leave it to the next session if validation is stopped."""
         try:
-            row = {**row, **(self.loop.validate(self.stop) if evaluate else {})}
+            row = {**row, **(self.loop.validate(self.stop, self.reporter) if evaluate else {})}
         except Stopped:
             self.progress = replace(self.progress, unvalidated=row)
             return

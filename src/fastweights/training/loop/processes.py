@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from datetime import timedelta
@@ -19,6 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.rendezvous import rendezvous
 
 from fastweights.errors import LostProcessError, OtherProcessError, Stopped, TrainingError
+from fastweights.training.loop.report import Reporter, follow
 
 T = TypeVar("T")
 PATIENCE = 1800.0
@@ -32,7 +33,7 @@ BETWEEN_LOOKS = 0.02
 BUCKET = 1 << 23
 """Numbers of gradients that are averaged at once, or more where the last one is larger."""
 LOOKS = 16
-"""Parts of a validation from one look at whether to stop to the next."""
+"""Parts of a validation by several processes from one look at whether to stop to the next."""
 DONE, FAILED = "done", "failed"
 _GLOO = "gloo", "pair closure"  # what its errors say, which have no type of their own
 _TURNS = itertools.count()
@@ -52,7 +53,7 @@ class Processes(ABC):
     index: int
     count: int
     together: int = 1
-    _stop: Callable[[], bool] | None = None
+    _watch: Callable[[range], Iterable[int]] | None = None
 
     def read_together(self, together: int) -> None:
         """Have every `together` processes, one after another, read slices of the same sequences.
@@ -77,11 +78,17 @@ class Processes(ABC):
         """Number of this process's group, from 0."""
         return self.index // self.together
 
-    def stopped_by(self, stop: Callable[[], bool]) -> Self:
-        """Return this group with a `share` that raises Stopped, in all processes together, where
-        `stop()` is True in one of them; every so many parts it looks."""
-        group = copy(self)
-        group._stop = stop
+    def watched(self, stop: Callable[[], bool], reporter: Reporter) -> Self:
+        """Return this group with a `share` that tells the first process's reporter of every part,
+        and raises Stopped, in all processes together, where `stop()` is True in one of them; every
+        so many parts it looks."""
+        group, told = copy(self), reporter if self.is_first else Reporter()
+        every, asked = LOOKS if self.count > 1 else 1, itertools.count(1)
+
+        def stops() -> bool:
+            return next(asked) % every == 0 and self.any(stop())
+
+        group._watch = lambda turns: follow(turns, "validating", told, stops)
         return group
 
     @property
@@ -89,18 +96,15 @@ class Processes(ABC):
         """Whether this is the process that writes files and reports."""
         return self.index == 0
 
-    def share(self, parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    def share(self, parts: Collection[T]) -> Iterator[tuple[T, bool]]:
         """Yield this group's share of `parts`, one of every `readers`, and whether it counts.
 
         All processes get equally many, as those that divide a model have to compute together: in
         the last round some get a part of another, which does not count.
         """
-        left = iter(parts)
-        for turn in itertools.count(1):
-            if not (found := list(itertools.islice(left, self.readers))):
-                return
-            if self._stop is not None and turn % LOOKS == 0 and self.any(self._stop()):
-                raise Stopped
+        left, turns = iter(parts), range(-(-len(parts) // self.readers))
+        for _ in turns if self._watch is None else self._watch(turns):
+            found = list(itertools.islice(left, self.readers))
             counts = self.reader < len(found)
             yield found[self.reader if counts else 0], counts
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict, TypeVar
 
+from fastweights.errors import Stopped
 from fastweights.training.loop.metrics import Row
+
+Item = TypeVar("Item")
 
 
 class Counts(TypedDict):
@@ -93,6 +97,23 @@ class Reading:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Phase:
+    """How far some work beside the training has come.
+
+    Attributes:
+        what: The work, such as "placing landmarks".
+        done: Pieces of it that are done.
+        total: Pieces that there are.
+        seconds: Seconds since it began.
+    """
+
+    what: str
+    done: int
+    total: int
+    seconds: float
+
+
 class Reporter:
     """Receives progress events, in the main process only; this base class ignores them."""
 
@@ -107,6 +128,9 @@ class Reporter:
 
     def reading(self, reading: Reading) -> None:
         """Called now and then while a text is read and tokenized."""
+
+    def phase(self, phase: Phase) -> None:
+        """Called after every piece of work beside the training."""
 
 
 class Reporters(Reporter):
@@ -130,3 +154,45 @@ class Reporters(Reporter):
     def reading(self, reading: Reading) -> None:
         for reporter in self._reporters:
             reporter.reading(reading)
+
+    def phase(self, phase: Phase) -> None:
+        for reporter in self._reporters:
+            reporter.phase(phase)
+
+
+class Follow(Protocol):
+    """Yields pieces of some work, and tells somebody of each."""
+
+    def __call__(self, pieces: Collection[Item], what: str) -> Iterable[Item]: ...
+
+
+def unfollowed(pieces: Collection[Item], what: str) -> Iterable[Item]:
+    """Yield the pieces, and tell nobody."""
+    del what
+    return pieces
+
+
+def follow(
+    pieces: Collection[Item],
+    what: str,
+    reporter: Reporter,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Item]:
+    """Yield pieces of work, and tell a reporter of each that is done.
+
+    Args:
+        pieces: The pieces.
+        what: What the work is.
+        reporter: Receives a `Phase` before the first piece and after each.
+        stop: Asked before each piece.
+
+    Raises:
+        Stopped: If `stop` returned True.
+    """
+    start, total = time.monotonic(), len(pieces)
+    for done, piece in enumerate(pieces):
+        if stop():
+            raise Stopped
+        reporter.phase(Phase(what, done, total, time.monotonic() - start))
+        yield piece
+    reporter.phase(Phase(what, total, total, time.monotonic() - start))
