@@ -23,11 +23,20 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
+from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.modes import Mode
 from fastweights.linearize.distill.adapt import LoRA, prepare_adaptation
 from fastweights.linearize.distill.plan import LENGTHS, cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
-from fastweights.linearize.evaluate.comparison import ModeComparison, ablations, modes_in
+from fastweights.linearize.evaluate.comparison import (
+    SINKS,
+    ModeComparison,
+    StreamingSoftmax,
+    ablations,
+    modes_in,
+)
 from fastweights.linearize.evaluate.generation import generate_samples
+from fastweights.linearize.evaluate.judgement import share_in_words
 from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.linearize.evaluate.recall import (
     CUE,
@@ -45,6 +54,7 @@ from fastweights.linearize.evaluate.share import (
     share_of,
 )
 from pretrained import linear_llama, llama, sequences
+from tolerances import assert_close
 
 CLOSED = 0.7
 SEQUENCES, TOKENS = 40, 20
@@ -258,3 +268,50 @@ def test_samples_are_of_both_models(tmp_path) -> None:
     assert len({sample.softmax for sample in found}) > 2
     aside = generate_samples(adapted, original, tokenizer, prompts, 9)
     assert [s.softmax for s in aside] == [s.softmax for s in found]
+
+
+@pytest.mark.parametrize("tokens", [5, 9, 40])
+def test_a_window_of_equal_state_is_softmax_under_a_mask(tokens) -> None:
+    model = linear_llama(LinearAttentionConfig(window=3)).double()
+    mode = StreamingSoftmax(dict.fromkeys(branches(model), tokens))
+    ids = sequences(40)[:].reshape(2, 20)
+    ids = torch.from_numpy(ids.astype(np.int64))
+    keep = torch.ones_like(ids)
+    keep[1, :3] = 0
+    with use_mode(model, mode), torch.no_grad():
+        found = model(input_ids=ids, attention_mask=keep).logits
+    query, key = torch.arange(20)[:, None], torch.arange(20)
+    for row, begins in enumerate((0, 3)):
+        near = query - key < tokens - SINKS
+        seen = (key <= query) & (near | (key < begins + SINKS)) & (key >= begins)
+        hidden = torch.zeros(20, 20).double().masked_fill(~seen, -torch.inf)
+        hidden[:begins] = 0
+        with use_mode(model, Dense(hidden)), torch.no_grad():
+            wanted = model(input_ids=ids[row : row + 1], attention_mask=keep[row : row + 1]).logits
+        assert_close(found[row, begins:], wanted[0, begins:], "logits")
+
+
+class Dense(Mode):
+    """Softmax under a mask that is added to scores."""
+
+    constant = False
+
+    def __init__(self, mask) -> None:
+        self.mask = mask
+
+    def attend(self, call):
+        groups = call.q.shape[2] // call.k.shape[2]
+        q = call.q.transpose(1, 2)
+        k, v = (s.transpose(1, 2).repeat_interleave(groups, 1) for s in (call.k, call.v))
+        weights = (call.branch.attention.scaling * q @ k.mT + self.mask).softmax(-1)
+        return (weights @ v).transpose(1, 2)
+
+
+def test_the_share_of_an_equal_state_has_its_own_words() -> None:
+    found = {**made(), "window of equal state": made()["window only"]}
+    share = share_of(found, "window of equal state")
+    assert share.value == share_of(found).value
+    words = share_in_words(
+        {"share": None, "share_details": {"undefined": "x"}, "share_of_equal_state": share.row()}
+    )
+    assert "is better than a window with 4 sinks that takes as many bytes" in words

@@ -31,7 +31,7 @@ from fastweights.linearize.distill.recipe import (
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
-from fastweights.linearize.evaluate.comparison import modes_in
+from fastweights.linearize.evaluate.comparison import MODES, modes_in
 from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
 from fastweights.train import Bytes, CheckpointError
 from fastweights.training.loop.layout import Layout
@@ -82,7 +82,7 @@ def test_a_run_gives_a_model_its_numbers_and_a_report(source, tmp_path):
     assert read("convert")["largest_difference"] < 1e-5
     judged = read("evaluation")
     modes = modes_in(judged)
-    assert modes.keys() == {"softmax", "linear", "window only", "linear only"}
+    assert modes.keys() == {*MODES}
     require_share(judged)
     assert judged["softmax"]["kl"] == pytest.approx(0, abs=1e-6)
     assert judged["linear"]["kl"] > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
-from fastweights.shapes import Mask, Output
+from fastweights.shapes import Mask, Output, Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class AttentionCall:
         k: Keys ``[b t g k]`` of g key heads, g | h.
         v: Values ``[b t g v]``.
         keep: ``[b t]``, False for padding; None if there is none.
+        segments: ``[b t]``, the number of each token's packed document; None if there is one.
         record: Makes the branch's recurrence on these streams, with padding and packed documents
             applied.
         linear: Computes the branch's output ``[b t h v]``, and advances the cache if there is one.
@@ -41,6 +42,7 @@ class AttentionCall:
     k: Tensor
     v: Tensor
     keep: Mask | None
+    segments: Segments | None
     record: Callable[[], Recurrence]
     linear: Callable[..., Output]
     softmax: Callable[..., Output]

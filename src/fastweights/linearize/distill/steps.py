@@ -9,7 +9,7 @@ from typing import Any
 
 from fastweights.errors import Stopped
 from fastweights.linearize.distill.adapt import load_adapters
-from fastweights.linearize.distill.plan import cache_memory, plan
+from fastweights.linearize.distill.plan import LayerCache, cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.selection import (
     losses_now,
@@ -123,6 +123,7 @@ class EvaluateStep(ConversionStep):
             text.tokenizer,
             text.validation,
             run.conversion.data.length,
+            {cache.layer: _equal_tokens(cache) for cache in run.plan.caches if cache.state},
             run.follow,
         )
         run.out.joinpath("positions").mkdir(exist_ok=True)
@@ -217,6 +218,12 @@ def steps_until(recipe: LinearizationRecipe, name: str) -> tuple[ConversionStep,
     if name == RankLayersStep.name:
         return (*steps[:first], RankLayersStep(is_last=True))
     return steps[: ends[name]]
+
+
+def _equal_tokens(cache: LayerCache) -> int:
+    """How many tokens' keys and values take as many bytes as a linear layer's state; 2 at least."""
+    assert cache.state is not None
+    return max(2, cache.state // cache.token)
 
 
 def _memory(student: StudentModel) -> dict[str, Any]:

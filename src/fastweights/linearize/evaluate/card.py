@@ -10,7 +10,13 @@ from typing import Any
 from huggingface_hub import ModelCardData, hf_hub_download, metadata_load
 
 from fastweights.environment import commit
-from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, WINDOW_ONLY, modes_in
+from fastweights.linearize.evaluate.comparison import (
+    EQUAL_STATE,
+    LINEAR,
+    SOFTMAX,
+    WINDOW_ONLY,
+    modes_in,
+)
 from fastweights.linearize.evaluate.judgement import percent_with_interval, share_in_words
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
@@ -142,7 +148,7 @@ def _recall(recall: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Accuracy by distance, if it was measured."""
     if not recall:
         return
-    modes = [mode for mode in (SOFTMAX, LINEAR, WINDOW_ONLY) if mode in recall[0]]
+    modes = [mode for mode in (SOFTMAX, LINEAR, EQUAL_STATE, WINDOW_ONLY) if mode in recall[0]]
     lines = (
         (
             f"{row['distance']:,}{'*' * row['beyond_training']}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import starmap
@@ -32,16 +33,18 @@ from fastweights.linearize.evaluate.logits import (
     next_logits,
     rows_at_once,
     teacher_logits,
+    without_adapters,
 )
 from fastweights.methods import evaluate
 from fastweights.models.evaluation import evaluation_mode
-from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
+from fastweights.recurrence import Decay, Recurrence, Windowed, WindowedLinear
 from fastweights.shapes import Output
 from fastweights.training.language.perplexity import PositionLoss
 
 SOFTMAX, LINEAR = "softmax", "linear"
 WINDOW_ONLY, LINEAR_ONLY = "window only", "linear only"
-MODES = (SOFTMAX, LINEAR, WINDOW_ONLY, LINEAR_ONLY)
+EQUAL_STATE = "window of equal state"
+MODES = (SOFTMAX, LINEAR, EQUAL_STATE, WINDOW_ONLY, LINEAR_ONLY)
 """What a finished conversion is compared as, by the names in ``evaluation.json``."""
 
 
@@ -134,8 +137,47 @@ def compare_with_softmax(
 
 
 def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor:
-    with use_mode(model, mode):
+    untrained = isinstance(mode, StreamingSoftmax)
+    with without_adapters(model) if untrained else nullcontext(), use_mode(model, mode):
         return next_logits(model, given)
+
+
+class StreamingSoftmax(Mode):
+    """StreamingLLM (Xiao et al., 2023, arXiv 2309.17453): the softmax model's own attention to the
+    first tokens and to the last, of which nothing is trained.
+
+    Args:
+        tokens: How many tokens each layer keeps, by its number, of which the first `SINKS` are
+            sinks.
+    """
+
+    constant = False
+
+    def __init__(self, tokens: Mapping[int, int]) -> None:
+        self.tokens = tokens
+
+    def attend(self, call: AttentionCall) -> Output:
+        q, k, v = call.q, call.k, call.v
+        tokens = self.tokens[call.layer]
+        sinks = min(SINKS, tokens - 1)
+        nothing = q.new_zeros(*q.shape[:3], 1)
+        record = Windowed(
+            Decay(nothing, nothing, v.new_zeros(*q.shape[:3], v.shape[-1]), None),
+            call.branch.softmax_queries(q),
+            k,
+            v,
+            mix=torch.ones_like(nothing),
+            window=tokens - sinks,
+            sinks=sinks,
+            softcap=call.branch.attention.softcap,
+        )
+        record = record if call.keep is None else record.keep(call.keep)
+        record = record if call.segments is None else record.segments(call.segments)
+        return evaluate(record)[0].to(v.dtype)
+
+
+SINKS = 4
+"""First tokens that StreamingLLM keeps."""
 
 
 class FullWindow(OtherRecurrence):

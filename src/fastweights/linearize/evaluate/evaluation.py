@@ -12,8 +12,10 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.linearize.evaluate.comparison import (
+    EQUAL_STATE,
     LINEAR_ONLY,
     ModeComparison,
+    StreamingSoftmax,
     ablations,
     compare_with_softmax,
 )
@@ -42,6 +44,7 @@ def evaluate_conversion(
     tokenizer: Any,
     validation: Stream,
     trained: int,
+    equal_state: Mapping[int, int],
     follow: Follow = unfollowed,
 ) -> tuple[dict[str, Any], dict[str, ModeComparison]]:
     """Judge a finished conversion beside its softmax.
@@ -52,14 +55,19 @@ def evaluate_conversion(
         tokenizer: The tokenizer.
         validation: Held-out text.
         trained: Tokens of a sequence in training.
+        equal_state: How many tokens' keys and values each layer could keep in place of its state.
         follow: Told of all that is measured.
 
     Returns:
         What ``evaluation.json`` holds: a row for each mode; ``share`` with ``share_details``,
-        ``share_by_position`` and, by distance, ``recall``; and ``samples``. And the comparisons on
-        the validation text, by mode.
+        ``share_by_position`` and, by distance, ``recall``; ``share_of_equal_state``, the share of
+        what a window with sinks loses that takes as many bytes (StreamingLLM); and ``samples``. And
+        the comparisons on the validation text, by mode.
     """
-    modes, teacher = ablations(model), None if original is None else _logits_of(original)
+    modes = ablations(model)
+    if original is None:  # whose attentions have their own weights still
+        modes[EQUAL_STATE] = StreamingSoftmax(equal_state)
+    teacher = None if original is None else _logits_of(original)
     config, text = unwrap_adapters(model).config, validation.text
     batches = comparison_batches(validation, config)
     found = compare_with_softmax(model, follow(batches, "comparing with softmax"), modes, teacher)
@@ -87,6 +95,7 @@ def evaluate_conversion(
         **{name: compared.row() for name, compared in found.items()},
         "share": share.value,
         "share_details": share.row(),
+        **_share_of_equal_state(found),
         "share_by_position": [
             {"from": first, "to": last, **part.row()}
             for (first, last), part in share_by_octave(found).items()
@@ -96,6 +105,12 @@ def evaluate_conversion(
         "samples": [asdict(sample) for sample in samples],
     }
     return judged, found
+
+
+def _share_of_equal_state(found: Mapping[str, ModeComparison]) -> dict[str, Any]:
+    if EQUAL_STATE not in found:
+        return {}
+    return {"share_of_equal_state": share_of(found, EQUAL_STATE).row()}
 
 
 def comparison_batches(validation: Stream, config: PretrainedConfig) -> SequentialBatches:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastweights.linearize.evaluate.comparison import LINEAR, MODES, SOFTMAX
+from fastweights.linearize.evaluate.comparison import LINEAR, MODES, SINKS, SOFTMAX
 from fastweights.linearize.evaluate.generation import GenerationRow
 from fastweights.render.html import (
     ReportFigure,
@@ -61,11 +61,30 @@ def share_section(evaluation: Mapping[str, Any], out: Path) -> str:
 
 
 def share_in_words(evaluation: Mapping[str, Any]) -> str:
-    """Say the share with its interval, or why there is none."""
-    share = evaluation["share"]
-    if share is None:
+    """Say the share with its interval, or why there is none, and that of an equal state."""
+    return " ".join((_window_in_words(evaluation), *_equal_state_in_words(evaluation)))
+
+
+def _window_in_words(evaluation: Mapping[str, Any]) -> str:
+    if evaluation["share"] is None:
         return f"The share is undefined: {evaluation['share_details']['undefined']}."
     return f"The linear side closes {percent_with_interval(evaluation['share_details'])}."
+
+
+def _equal_state_in_words(evaluation: Mapping[str, Any]) -> Iterator[str]:
+    """Beside a window with sinks of as many bytes; nothing of an earlier version's run."""
+    share = evaluation.get("share_of_equal_state")
+    if share is None:
+        return
+    if share["share"] is None:
+        yield f"Beside a window of equal state: {share['undefined']}."
+        return
+    better = "better" if share["share"] > 0 else "worse"
+    yield (
+        f"The model is {better} than a window with {SINKS} sinks that takes as many bytes"
+        f" (StreamingLLM, nothing trained): it closes {percent_with_interval(share)} of what that"
+        " leaves open."
+    )
 
 
 def recall_section(evaluation: Mapping[str, Any]) -> str:

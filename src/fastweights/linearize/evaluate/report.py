@@ -153,6 +153,8 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     intro = (
         "“linear” is the finished model; “window only” and “linear only” are the same model"
         " with one side taken away, which shows whether its linear attention is used or bypassed."
+        " “window of equal state” is the softmax model with nothing but a window and its first"
+        " tokens, in as many bytes (StreamingLLM): the yardstick of a conversion."
         " kl is KL(softmax ‖ model) in nats per token, agreement how often both choose the same"
         " token."
     )

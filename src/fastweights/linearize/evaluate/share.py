@@ -64,14 +64,15 @@ class Share:
 NO_WINDOW = Share(undefined="the linear attention has no window beside it")
 
 
-def share_of(found: Mapping[str, ModeComparison]) -> Share:
+def share_of(found: Mapping[str, ModeComparison], beside: str = WINDOW_ONLY) -> Share:
     """Compute the share of a conversion.
 
     Args:
         found: The comparisons by mode, all on the same tokens, as `compare_with_softmax` returns
             them for `ablations`.
+        beside: The mode whose loss is closed, in the place of the window only.
     """
-    return _share_between(found, 0, None)
+    return _share_between(found, 0, None, beside)
 
 
 def share_by_octave(found: Mapping[str, ModeComparison]) -> dict[tuple[int, int], Share]:
@@ -90,22 +91,25 @@ def share_by_octave(found: Mapping[str, ModeComparison]) -> dict[tuple[int, int]
     }
 
 
-def _share_between(found: Mapping[str, ModeComparison], first: int, after: int | None) -> Share:
-    if WINDOW_ONLY not in found:
+def _share_between(
+    found: Mapping[str, ModeComparison], first: int, after: int | None, beside: str = WINDOW_ONLY
+) -> Share:
+    if beside not in found:
         return NO_WINDOW
     softmax, linear, window = (
-        found[name].losses[:, first:after] for name in (SOFTMAX, LINEAR, WINDOW_ONLY)
+        found[name].losses[:, first:after] for name in (SOFTMAX, LINEAR, beside)
     )
-    return _divide(window - linear, window - softmax)
+    name = "the window alone" if beside == WINDOW_ONLY else f"a {beside}"
+    return _divide(window - linear, window - softmax, name)
 
 
-def _divide(closed: np.ndarray, lost: np.ndarray) -> Share:
-    """The share of what `closed` and `lost` ``[n t]`` are by token."""
+def _divide(closed: np.ndarray, lost: np.ndarray, name: str) -> Share:
+    """The share of what `closed` and `lost` ``[n t]`` are by token, of what `name` loses."""
     loses, error = float(lost.mean()), _standard_error(lost)
     enough = max(STANDARD_ERRORS * error, ROUNDING)
     if not loses > enough:
         why = (
-            f"the window alone loses {loses:.2g} nats per token to softmax, over {lost.shape[0]:,}"
+            f"{name} loses {loses:.2g} nats per token to softmax, over {lost.shape[0]:,}"
             f" sequences of {lost.shape[1]:,} tokens with a standard error of {error:.2g}; a share"
             f" takes more than {enough:.2g}"
         )
