@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -31,6 +32,7 @@ from fastweights.linearize.distill.recipe import (
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
+from fastweights.linearize.evaluate import report as report_module
 from fastweights.linearize.evaluate.comparison import MODES, modes_in
 from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
 from fastweights.train import Bytes, CheckpointError
@@ -39,7 +41,7 @@ from fastweights.training.loop.processes import leave_processes
 from fastweights.training.loop.report import Phase, Reporter
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
-from tolerances import SAME
+from tolerances import SAME, assert_close
 
 pytestmark = pytest.mark.long
 
@@ -489,3 +491,16 @@ def test_a_measurement_stops_when_it_is_asked_to(source, tmp_path):
     assert told[-1] == "sampling"
     assert not (out / "evaluation.json").exists()
     assert run_conversion(small, out)
+
+
+@pytest.mark.usefixtures("pictures")
+def test_maps_before_training_are_those_of_placed_landmarks(source, tmp_path, monkeypatch):
+    recorded = list[dict[int, LayerMaps]]()
+    monkeypatch.setattr(report_module, "plot_maps", lambda maps: recorded.append(maps) or Figure())
+    landmarks = LinearAttentionConfig("landmarks", 4, window=4)
+    small = conversion(source, recipe=LinearizationRecipe(landmarks, ()))
+    assert run_conversion(small, tmp_path / "run", until="report")
+    [maps] = recorded
+    assert len(maps) == 3
+    for layer in maps.values():  # nothing was trained
+        assert_close(layer.untrained, layer.trained, "maps")

@@ -7,8 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fastweights.errors import Stopped
 from fastweights.linearize.distill.adapt import load_adapters
+from fastweights.linearize.distill.fit import read_tensors
 from fastweights.linearize.distill.plan import LayerCache, cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.selection import (
@@ -18,7 +21,7 @@ from fastweights.linearize.distill.selection import (
     trains_candidates,
 )
 from fastweights.linearize.distill.step import ConversionStep
-from fastweights.linearize.distill.student import StudentModel
+from fastweights.linearize.distill.student import LANDMARKS, StudentModel
 from fastweights.linearize.distill.training import measure_layers, step_of
 from fastweights.linearize.evaluate.card import model_card
 from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, difference_with_full_window
@@ -143,7 +146,7 @@ class ReportStep(ConversionStep):
         if not self.is_done(out):
             batch = student.text.validation.sequential_batches(1)[0]
             with atomic_folder(out / "report") as folder:
-                write_report(student.model, batch, out, folder, student.run.follow)
+                write_report(student.model, batch, out, folder, _placed(out), student.run.follow)
         return student
 
 
@@ -218,6 +221,12 @@ def steps_until(recipe: LinearizationRecipe, name: str) -> tuple[ConversionStep,
     if name == RankLayersStep.name:
         return (*steps[:first], RankLayersStep(is_last=True))
     return steps[: ends[name]]
+
+
+def _placed(out: Path) -> dict[str, Tensor]:
+    """The landmarks as they were placed, if the recipe has any."""
+    path = out / LANDMARKS
+    return read_tensors(path) if path.exists() else {}
 
 
 def _equal_tokens(cache: LayerCache) -> int:

@@ -48,6 +48,10 @@ SHOWN = 96
 LAYERS, HEADS = 4, 2
 
 
+Parameters = Mapping[int, Mapping[str, Tensor]]
+"""Of branches, by the layer and the name."""
+
+
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
     """The attention weights of one layer, ``[h t t]`` each.
@@ -55,7 +59,7 @@ class LayerMaps:
     Attributes:
         softmax: Those of softmax attention.
         trained: Those of the branch as it is.
-        untrained: Those of the same branch with its initial parameters.
+        untrained: Those of the same branch with its initial parameters, or placed landmarks.
     """
 
     softmax: Map
@@ -66,18 +70,24 @@ class LayerMaps:
 class MapRecorder(Mode):
     """A mode that passes softmax's output on and records every layer's maps of the first sequence.
 
+    Args:
+        placed: What branches had before training that `reset_parameters` does not give them, by
+            layer and name.
+
     Attributes:
         maps: The maps by layer.
     """
 
     constant = False
 
-    def __init__(self) -> None:
+    def __init__(self, placed: Parameters) -> None:
+        self.placed = placed
         self.maps: dict[int, LayerMaps] = {}
 
     def attend(self, call: AttentionCall) -> Output:
         fresh = deepcopy(call.branch)
         fresh.reset_parameters()
+        fresh.load_state_dict(self.placed.get(call.layer, {}), strict=False)
         record, before = call.record(), fresh.record(call.q, call.k, call.v, call.keep)
         if isinstance(record, Windowed | WindowedLinear):
             found = teacher_map(record), record.attention_map(), before.attention_map()
@@ -85,10 +95,12 @@ class MapRecorder(Mode):
         return call.softmax()
 
 
-def record_maps(model: Any, inputs: Mapping[str, Tensor]) -> dict[int, LayerMaps]:
+def record_maps(
+    model: Any, inputs: Mapping[str, Tensor], placed: Mapping[int, Mapping[str, Tensor]] = {}
+) -> dict[int, LayerMaps]:
     """Record the maps of all converted layers on one text, without adapters: as before stage
     two."""
-    mode = MapRecorder()
+    mode = MapRecorder(placed)
     cut = {name: x[:1, :SHOWN].to(model.device) for name, x in inputs.items() if name != "labels"}
     with evaluation_mode(model), without_adapters(model):
         attend_all(unwrap_adapters(model), cut, mode)
@@ -100,6 +112,7 @@ def write_report(
     inputs: Mapping[str, Tensor],
     run: Path,
     out: Path,
+    landmarks: Mapping[str, Tensor] = {},
     follow: Follow = unfollowed,
 ) -> Path:
     """Write the report of a conversion as an HTML page, and its pictures as PNG files.
@@ -109,6 +122,7 @@ def write_report(
         inputs: A text for the maps, as inputs of the model.
         run: The run's folder, whose JSON files hold the numbers.
         out: The folder that ``report.html`` is written to.
+        landmarks: The landmarks that were placed, by the names of the model's parameters.
         follow: Told of what is timed.
 
     Returns:
@@ -123,7 +137,7 @@ def write_report(
         samples_section(found["evaluation"]),
         memory_section(found["evaluation"], timed),
         _plan(found["plan"]),
-        _maps(record_maps(model, inputs), out),
+        _maps(record_maps(model, inputs, _by_layer(landmarks, found["plan"])), out),
         _losses(_stages(found), run, out),
         _ranking(found.get("ranking"), out),
     ]
@@ -133,6 +147,17 @@ def write_report(
         " text."
     )
     return write_page(title, intro, [part for part in parts if part], out)
+
+
+def _by_layer(landmarks: Mapping[str, Tensor], plan: Mapping[str, Any]) -> Parameters:
+    """Landmarks by the layer and the name in its branch."""
+    prefixes = {site["layer"]: f"{site['path']}.linear_branch." for site in plan["converted"]}
+    return {
+        layer: {
+            name.removeprefix(prefix): x for name, x in landmarks.items() if name.startswith(prefix)
+        }
+        for layer, prefix in prefixes.items()
+    }
 
 
 def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
