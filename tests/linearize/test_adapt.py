@@ -12,8 +12,15 @@ from fastweights.linearize.distill.fit import Fit, fit
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.distill.trained import AllWeights
+from fastweights.linearize.evaluate import logits as logits_module
 from fastweights.linearize.evaluate.comparison import ablations, compare_with_softmax, distances
-from fastweights.linearize.evaluate.logits import next_logits, teacher_logits, unwrap_adapters
+from fastweights.linearize.evaluate.logits import (
+    kl,
+    next_logits,
+    teacher_logits,
+    token_cross_entropy,
+    unwrap_adapters,
+)
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.training.language.adapters import LoRA, merge_adapters
 from fastweights.training.loop.stage import trainable_parameters
@@ -149,3 +156,19 @@ def test_every_published_recipe_makes_a_model(name):
         model = stage.trained.prepare(model)
     with torch.no_grad(), use_mode(model, Student()):
         assert next_logits(model, given()).isfinite().all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_losses_of_many_rows_are_computed_in_slices(count, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, count, 11, generator=generator, dtype=torch.float64)
+    targets = torch.randint(11, (count,), generator=generator)
+
+    def found(rows: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(logits_module, "rows_at_once", lambda logits: rows)
+        leaf = student.clone().requires_grad_()
+        losses = kl(teacher, leaf), token_cross_entropy(leaf, targets)
+        return [*losses, *(torch.autograd.grad(loss, leaf)[0] for loss in losses)]
+
+    for sliced, whole in zip(found(3), found(99), strict=True):
+        assert_close(sliced, whole, "losses in slices")

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -20,7 +19,12 @@ from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.losses import require_factors
-from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
+from fastweights.linearize.evaluate.logits import (
+    kl,
+    next_logits,
+    teacher_logits,
+    token_cross_entropy,
+)
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.ranges import POSITIVE_INTEGER
 from fastweights.shapes import Mask
@@ -145,8 +149,7 @@ class TokenLoss:
         logits = next_logits(model, given)[learnt]
         parts = []
         if self.ce:
-            total = F.cross_entropy(logits, labels[:, 1:][learnt], reduction="sum")
-            parts.append(self.ce * (total / max(len(logits), 1)))
+            parts.append(self.ce * token_cross_entropy(logits, labels[:, 1:][learnt]))
         if self.kl:
             teacher = ModelLogits(partial(teacher_logits, model)) if source is None else source
             parts.append(self.kl * teacher.divergence(logits, given, learnt, first))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.layers import upcast
@@ -62,10 +64,36 @@ def rows_at_once(logits: Tensor) -> int:
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
-    total = F.kl_div(
+    return mean_over_rows(_total_kl, student, teacher)
+
+
+def _total_kl(student: Tensor, teacher: Tensor) -> Tensor:
+    return F.kl_div(
         student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
     )
-    return total / max(len(student), 1)
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Compute the mean of -log p(target) of ``[n vocabulary]`` logits over n, in nats."""
+    return mean_over_rows(partial(F.cross_entropy, reduction="sum"), logits, targets)
+
+
+def mean_over_rows(total: Callable[..., Tensor], logits: Tensor, *others: Tensor) -> Tensor:
+    """Compute a total over rows in slices, divided by the number of rows; 0 of none.
+
+    What a slice computes is computed anew for its gradients, so that there are never several
+    tensors as large as the logits.
+
+    Args:
+        total: Sums over the rows of logits ``[n vocabulary]`` and of `others` ``[n …]``.
+        logits: ``[n vocabulary]``
+        others: Further arguments of `total`.
+    """
+    slices = [*zip(*(s.split(rows_at_once(logits)) for s in (logits, *others)), strict=True)]
+    if len(slices) == 1:
+        return total(logits, *others) / max(len(logits), 1)
+    totals = [checkpoint(total, *part, use_reentrant=False) for part in slices]
+    return torch.stack(totals).sum() / len(logits)
 
 
 def positions_of(config: PretrainedConfig) -> int | None:
