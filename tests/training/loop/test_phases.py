@@ -1,0 +1,72 @@
+"""How far work beside the training has come: who is told, what is printed, how it stops."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fastweights.cli.progress import Bar, Lines
+from fastweights.errors import Stopped
+from fastweights.training.loop.processes import LOOKS, Alone
+from fastweights.training.loop.report import Phase, Reporter, Reporters, follow
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.phases = list[Phase]()
+
+    def phase(self, phase: Phase) -> None:
+        self.phases.append(phase)
+
+
+def test_every_piece_is_told() -> None:
+    heard = Heard()
+    assert list(follow("abc", "reading", Reporters([heard]))) == ["a", "b", "c"]
+    assert [phase.done for phase in heard.phases] == [0, 1, 2, 3]
+    assert {(phase.what, phase.total) for phase in heard.phases} == {("reading", 3)}
+
+
+def test_work_ends_before_the_piece_after_the_question() -> None:
+    done, asked = list[int](), iter([False, False, True])
+    with pytest.raises(Stopped):
+        done.extend(follow(range(9), "reading", Reporter(), lambda: next(asked)))
+    heard = Heard()
+    pieces = follow(range(9), "reading", heard, lambda: len(heard.phases) == 2)
+    with pytest.raises(Stopped):
+        done.extend(pieces)
+    assert done == [0, 1, 0, 1]
+
+
+def test_one_process_is_asked_before_every_part_of_a_validation() -> None:
+    heard = Heard()
+    group = Alone().watched(lambda: len(heard.phases) == LOOKS // 2, heard)
+    with pytest.raises(Stopped):
+        list(group.share(range(LOOKS)))
+    assert [phase.done for phase in heard.phases] == [*range(LOOKS // 2)]
+    assert heard.phases[0].what == "validating"
+
+
+def test_lines_say_what_is_done_and_the_time_left_now_and_then() -> None:
+    screen = io.StringIO()
+    lines = Lines(Console(file=screen, width=100))
+    for done, seconds in enumerate((0.0, 4.0, 11.0, 12.0, 21.0, 25.0)):
+        lines.phase(Phase("ranking layers", done, 5, seconds))
+    assert screen.getvalue() == (
+        "ranking layers: 2 of 5, 0:00:16 left\nranking layers: 4 of 5, 0:00:05 left\n"
+    )
+
+
+def test_a_terminal_shows_one_bar_at_a_time() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with Bar(console) as bar:
+        for done in range(3):
+            bar.phase(Phase("placing landmarks", done, 2, float(done)))
+        bar.note("placed")
+        bar.phase(Phase("validating", 0, 2, 0.0))
+    shown = screen.getvalue()
+    assert "placing landmarks," in shown
+    assert "placing landmarks," not in shown[shown.index("placed\n") :]
+    assert "validating," in shown
