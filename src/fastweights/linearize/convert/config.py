@@ -130,13 +130,13 @@ class LinearAttentionConfig:
                 " for every query head, have no sinks; leave one of them out"
             )
         if self.features == "landmarks" and (
-            self.rule != "windowed" or self.sinks or not self.shared or self.per_query_head
+            self.rule != "windowed" or not self.shared or self.per_query_head
         ):
             raise ValueError(
-                f"features = 'landmarks' with rule = {self.rule!r}, sinks = {self.sinks}, shared ="
-                f" {self.shared}, per_query_head = {self.per_query_head}: landmarks stand for the"
-                " keys of a key head, and are weighed with those of the window; take rule ="
-                " 'windowed', no sinks, shared = True and per_query_head = False"
+                f"features = 'landmarks' with rule = {self.rule!r}, shared = {self.shared},"
+                f" per_query_head = {self.per_query_head}: landmarks stand for the keys of a key"
+                " head, and are weighed with those of the window; take rule = 'windowed', shared ="
+                " True and per_query_head = False"
             )
         if self.convolution and (self.window or self.per_query_head):
             raise ValueError(

@@ -10,10 +10,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
-from fastweights.shapes import Mask, Output
+from fastweights.recurrence.mapped import features
+from fastweights.shapes import Mask, Output, Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,7 @@ class AttentionCall:
         k: Keys ``[b t g k]`` of g key heads, g | h.
         v: Values ``[b t g v]``.
         keep: ``[b t]``, False for padding; None if there is none.
+        segments: ``[b t]``, the number of each token's packed document; None if there is one.
         record: Makes the branch's recurrence on these streams, with padding and packed documents
             applied.
         linear: Computes the branch's output ``[b t h v]``, and advances the cache if there is one.
@@ -41,6 +44,7 @@ class AttentionCall:
     k: Tensor
     v: Tensor
     keep: Mask | None
+    segments: Segments | None
     record: Callable[[], Recurrence]
     linear: Callable[..., Output]
     softmax: Callable[..., Output]
@@ -94,12 +98,16 @@ class WindowOnly(OtherRecurrence):
     sinks."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        window = without_log_scale(require_window(record, self))
+        window = require_window(record, self)
+        if isinstance(window, WindowedLinear) and window.sinks:
+            return without_landmarks(window)
+        window = without_log_scale(window)
         return replace(window, mix=torch.ones_like(window.mix), shared=False)
 
 
 class LinearOnly(OtherRecurrence):
-    """A windowed layer without its window and sinks: its rule alone, to all tokens."""
+    """A windowed layer without its window and sinks: its rule alone, to all tokens. Sinks beside
+    landmarks are features of the rule, and stay."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
         return hide_window(require_window(record, self))
@@ -110,6 +118,13 @@ def hide_window(record: Windowed | WindowedLinear) -> Recurrence:
     if isinstance(record, Windowed):
         return replace(record, window=0, sinks=0)
     return replace(record, window=0)
+
+
+def without_landmarks(record: WindowedLinear) -> WindowedLinear:
+    """Return the record whose queries read sinks, and no landmarks."""
+    fq = features(record.fq)
+    sinks = fq[..., -record.sinks :]
+    return replace(record, fq=F.pad(sinks, (fq.shape[-1] - record.sinks, 0)))
 
 
 def without_log_scale(record: Windowed | WindowedLinear) -> Windowed | WindowedLinear:
