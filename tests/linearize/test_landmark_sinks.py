@@ -28,6 +28,7 @@ from tolerances import error
 EXACT = 1e-9
 ANALOGS = {
     "sinks-2": LinearAttentionConfig("landmarks", 4, window=3, sinks=2),
+    "alone": LinearAttentionConfig("landmarks", 4, window=0, sinks=3),
     "sinks-5": LinearAttentionConfig("landmarks", 4, window=1, sinks=5),
 }
 each = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)

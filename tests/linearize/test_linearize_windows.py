@@ -285,7 +285,7 @@ def test_more_features_than_channels_are_not_the_same_ones() -> None:
 def test_what_excludes_each_other_is_refused() -> None:
     for fields, message in (
         ({"rule": "supra"}, "take window = 0, or rule = 'lightning'"),
-        ({"window": 0, "sinks": 1}, "seen by the softmax of a window"),
+        ({"window": 0, "sinks": 1}, "seen by the softmax of a window, or"),
         ({"sinks": 1, "per_query_head": True}, "have no sinks"),
         ({"gates": "pooled"}, "which has no gates; take one of gla"),
         ({"gates": "zz"}, "learnt"),

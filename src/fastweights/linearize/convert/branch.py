@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -151,7 +152,7 @@ class LinearBranch(nn.Module, ABC):
         """
         own, past = self._split(kept)
         record = self.record(q, k, v, keep, past=past)
-        before = None if own is None else self.from_cache(own, len(record), past)
+        before = None if own is None else self.from_cache(own, record, past)
         o, state = evaluate(record, before)
         tokens = self._with_inputs(record, q, k, keep, None)
         after = *self.to_cache(record.settle(state)), *self._past_after(past, tokens)
@@ -188,7 +189,7 @@ class LinearBranch(nn.Module, ABC):
         assert own is not None
         past = () if begins else load(pasts, pages)
         record = self.record(q, k, v, keep, past=past)
-        state = self.from_cache(own, len(record), past)
+        state = self.from_cache(own, record, past)
         o = begin(record, state, pages) if begins else advance(record, state, pages)
         tokens = self._with_inputs(record, q, k, keep, None)
         store(pasts, pages, self._past_after(past, tokens))
@@ -245,9 +246,8 @@ class LinearBranch(nn.Module, ABC):
         """The outputs, and what the cache keeps then: what is for `reader` last."""
         own, past = self._split(kept)
         record = tokens if isinstance(tokens, Recurrence) else tokens.record
-        o, state = evaluate(
-            record, None if own is None else self.from_cache(own, len(record), past)
-        )
+        before = None if own is None else self.from_cache(own, record, past)
+        o, state = evaluate(record, before)
         return o, (*self.to_cache(state), *self._past_after(past, tokens))
 
     def read(self, o: Output) -> Output:
@@ -258,9 +258,10 @@ class LinearBranch(nn.Module, ABC):
         """Return the tensors that the cache keeps of a recurrence's state."""
         return state_parts(state)
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int, past: Past) -> State:
-        """Return the state from the tensors that the cache has kept, to read so many tokens."""
-        del tokens, past
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
+        """Return the state before `record` from the tensors that the cache has kept, also for
+        `reader`."""
+        del record, past
         return pack_state(kept)
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
@@ -313,29 +314,39 @@ class WindowedBranch(LinearBranch):
             s.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else s
             for s in (k, v)
         )
-        scaled, config = self.softmax_queries(q), self.config
-        mix = upcast(self.mix).sigmoid().view(1, 1, -1, 1)
         fq, log_scale = self._map_queries(q)
+        return self.windowed(q, k, v, fq, Mapped(self.phi_k, k), log_scale)
+
+    def windowed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        fq: Tensor | Mapped,
+        fk: Tensor | Mapped,
+        log_scale: Tensor | LogScale | None,
+    ) -> WindowedLinear:
+        """Return the record of these streams and features."""
+        config, mix = self.config, upcast(self.mix).sigmoid().view(1, 1, -1, 1)
         return WindowedLinear(
-            scaled,
+            self.softmax_queries(q),
             k,
             v,
             fq,
-            Mapped(self.phi_k, k),
+            fk,
             mix,
             config.window,
             config.shared,
             self.attention.softcap,
             log_scale,
+            config.sinks,
         )
 
     def _map_queries(self, q: Tensor) -> tuple[Tensor | Mapped, Tensor | LogScale | None]:
         """φ of queries, and what its logarithm is relative to, where the window has to know."""
         if not isinstance(self.phi_q, Landmarks):
             return Mapped(self.phi_q, q), None
-        if (
-            q.shape[1] == 1 and not self.config.sinks
-        ):  # a kernel makes them itself; of more they are made together
+        if q.shape[1] == 1:  # a kernel makes them itself; of more they are made together
             return Mapped(self.phi_q, q), LogScale(self.phi_q, q)
         return self.phi_q.with_log_scale(q)
 
@@ -349,7 +360,7 @@ class WindowedBranch(LinearBranch):
             keys, values = (s[:, :: self.key_repeats].contiguous() for s in (keys, values))
         return keys, values, memory, age
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int, past: Past) -> State:
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
         keys, values, memory, age = kept
         if self.key_repeats > 1:
             keys, values = (s.repeat_interleave(self.key_repeats, dim=1) for s in (keys, values))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -147,12 +147,12 @@ class RuleBranch(LinearBranch):
         keys, values, *_, age = parts
         return keys, values, *parts[-1 - self.memories : -1], age
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int, past: Past) -> State:
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
         if self.mix is None:
-            return super().from_cache(kept, tokens, past)
+            return super().from_cache(kept, record, past)
         keys, values, *memory, age = kept
         # no more of them can leave the window, and the oldest do
-        first = min(self.config.sinks + tokens, keys.shape[2])
+        first = min(self.config.sinks + len(record), keys.shape[2])
         k, v = (s[:, :, :first].transpose(1, 2) for s in (keys, values))
         with disable_autocast(k.device):
             rule = self.rule(k.new_zeros(len(k), 1, self.attention.heads, k.shape[3]), k, v)

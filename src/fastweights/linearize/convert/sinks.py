@@ -6,20 +6,21 @@ what the query has there is softmax's weight of the sink's key. Only that key ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.features import Landmarks
 from fastweights.layers import upcast
 from fastweights.linearize.convert.branch import WindowedBranch
 from fastweights.linearize.convert.past import Past, ProjectedTokens
 from fastweights.recurrence import State, WindowedLinear
-from fastweights.recurrence.mapped import features
+from fastweights.recurrence.mapped import LogScale, Mapped
 from fastweights.recurrence.streams import disable_autocast, find_segment_starts
-from fastweights.recurrence.windowed import exponentials, soft_cap
+from fastweights.recurrence.windowed import soft_cap
 from fastweights.shapes import Mask, Segments
 
 
@@ -64,6 +65,13 @@ class DocumentPlaces(NamedTuple):
         return table[:, :room].unflatten(1, (self.documents, sinks))
 
 
+def at_least(count: Tensor, tokens: int) -> bool:
+    """Whether all of ``count [b]`` are, which is asked where the answer is at hand."""
+    if torch.compiler.is_compiling() or count.device.type != "cpu":
+        return False
+    return int(count.min() if len(count) > 1 else count) >= tokens
+
+
 @dataclass(frozen=True)
 class SinkReader:
     """Keeps the keys of sinks ``[b sinks g k]``, zeros for those to come, and how many tokens
@@ -83,6 +91,8 @@ class SinkReader:
 
     def after(self, past: Past, tokens: ProjectedTokens) -> Past:
         keys, count = past
+        if tokens.keep is None and tokens.segments is None and at_least(count, self.sinks):
+            return keys, count + len(tokens)
         places = DocumentPlaces.of(count, len(tokens), tokens.keep, tokens.segments)
         last = places.document[:, -1, None, None].expand(-1, 1, self.sinks)
         index = places.first(self.sinks).gather(1, last)
@@ -114,9 +124,20 @@ def _take(keys: Tensor, index: Tensor) -> Tensor:
     return keys.take_along_dim(rows, 1).unflatten(1, index.shape[1:])
 
 
+class _JointMaps(NamedTuple):
+    """The maps to landmarks and the sinks of one sequence, and what they were made of."""
+
+    keys: Tensor
+    versions: tuple[tuple[int, int], ...]
+    phi_q: Landmarks
+    phi_k: Landmarks
+
+
 class SinkBranch(WindowedBranch):
-    """`WindowedBranch` with landmarks and sinks, which have the weights of softmax once they have
-    left the window, too."""
+    """`WindowedBranch` with landmarks, and sinks as further ones of every document: φ(q) is the
+    softmax over both, in which sinks have the factor γ of the window's weights."""
+
+    joint: _JointMaps | None = None
 
     @property
     def reader(self) -> SinkReader:
@@ -131,33 +152,73 @@ class SinkBranch(WindowedBranch):
         keep: Mask | None,
         segments: Segments | None,
     ) -> WindowedLinear:
-        record, reader = self.project(q, k, v), self.reader
-        keys, count = past or reader.empty(k)
-        places = DocumentPlaces.of(count, k.shape[1], keep, segments)
-        sinks = reader.keys_of_queries(keys, k, places)
-        by_group = upcast(record.q).unflatten(2, (k.shape[2], -1))
+        keys, count = past or self.reader.empty(k)
+        if keep is None and segments is None and self._have_left(count):
+            if q.shape[:2] == (1, 1) and self.attention.softcap is None:
+                return self._read_one(q, k, v, keys)
+            sinks, future, fk = keys[:, None], None, F.pad(self.phi_k(k), (0, self.config.sinks))
+        else:
+            places = DocumentPlaces.of(count, k.shape[1], keep, segments)
+            sinks = self.reader.keys_of_queries(keys, k, places)
+            own = torch.arange(self.config.sinks, device=k.device)
+            future = (own > places.rank[..., None])[:, :, None]
+            fk = self.reader.mark(self.phi_k(k), places.rank)
+        of_sinks = self._scores(q, sinks)
+        if future is not None:
+            of_sinks = of_sinks.masked_fill(future, -torch.inf)
+        scores = torch.cat([self.phi_q.scores(q), of_sinks], -1)
+        scale = scores.logsumexp(-1, keepdim=True)
+        return self.windowed(q, k, v, scores.softmax(-1), fk, scale)
+
+    def _have_left(self, count: Tensor) -> bool:
+        """Whether no sink is in the window any more, or will be, for all that autograd knows."""
+        all_left = self.config.sinks + max(self.config.window - 1, 0)
+        return not torch.is_grad_enabled() and at_least(count, all_left)
+
+    def _scores(self, q: Tensor, sinks: Tensor) -> Tensor:
+        """Those of keys ``[b t m g k]``, ``[b t h m]``, with log γ."""
+        by_group = upcast(q).unflatten(2, (sinks.shape[3], -1))
         scores = torch.einsum("btgrk,btmgk->btgrm", by_group, upcast(sinks)).flatten(2, 3)
-        scores = soft_cap(scores / q.shape[-1] ** 0.5, record.softcap)
-        log_scale = features(record.log_scale)
-        # the window's weights have a factor γ
-        weights = record.mix * exponentials(scores, log_scale)
-        return replace(
-            record,
-            fq=torch.cat([features(record.fq), weights], -1),
-            fk=reader.mark(features(record.fk), places.rank),
-            log_scale=log_scale,
-            sinks=reader.sinks,
-        )
+        return soft_cap(scores * self.attention.scaling, self.attention.softcap) + self._log_mix()
+
+    def _log_mix(self) -> Tensor:
+        """log γ ``[h 1]``"""
+        return F.logsigmoid(upcast(self.mix))[:, None]
+
+    def _read_one(self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor) -> WindowedLinear:
+        """The record of one token, whose features kernels make."""
+        own, joint = (self.phi_q.W, self.phi_q.b, self.phi_k.W, self.phi_k.b, self.mix), self.joint
+        # what changes a tensor in place counts its versions, but for those of inference mode
+        versions = tuple((p.data_ptr(), p._version) for p in own if not p.is_inference())
+        same = joint is not None and joint.keys is keys and joint.versions == versions
+        if joint is None or not same or len(versions) < len(own):
+            joint = self.joint = _JointMaps(keys, versions, *self._join_maps(keys))
+        phi_q, phi_k = joint.phi_q, joint.phi_k
+        return self.windowed(q, k, v, Mapped(phi_q, q), Mapped(phi_k, k), LogScale(phi_q, q))
+
+    def _join_maps(self, keys: Tensor) -> tuple[Landmarks, Landmarks]:
+        """Maps of queries and of keys, which are near to no sink, with sinks ``[1 m g k]``."""
+        heads, (m, groups, width) = self.attention.heads, keys.shape[1:]
+        sinks = upcast(keys[0]).transpose(0, 1) * self.attention.scaling
+        of_queries = sinks.repeat_interleave(heads // groups, 0), self._log_mix().expand(heads, m)
+        nowhere = sinks.new_zeros(groups, m, width), sinks.new_full((groups, m), -torch.inf)
+        return self.phi_q.extend(*of_queries), self.phi_k.extend(*nowhere)
 
     @property
     def keeps_states(self) -> bool:
         return False
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int, past: Past) -> State:
-        keys, values, _, memory, age = super().from_cache(kept, tokens, past)
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
+        keys, values, nothing, memory, age = super().from_cache(kept, record, past)
+        if isinstance(record.fk, Mapped):
+            return keys, values, nothing, memory, age
         # no more of them can leave the window, and the oldest do
-        first = min(tokens, keys.shape[2])
+        first, (_, count) = min(len(record), keys.shape[2]), past
         with disable_autocast(keys.device):
             mapped = self.phi_k(keys[:, :, :first].transpose(1, 2))
-        leaving = self.reader.mark(mapped, past[1][:, None] - age[:, :first]).transpose(1, 2)
-        return keys, values, F.pad(leaving, (0, 0, 0, keys.shape[2] - first)), memory, age
+        if self._have_left(count):
+            mapped = F.pad(mapped, (0, self.config.sinks))
+        else:
+            mapped = self.reader.mark(mapped, count[:, None] - age[:, :first])
+        room = (0, 0, 0, keys.shape[2] - first)
+        return keys, values, F.pad(mapped.transpose(1, 2), room), memory, age
