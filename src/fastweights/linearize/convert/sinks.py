@@ -137,6 +137,8 @@ class SinkBranch(WindowedBranch):
     """`WindowedBranch` with landmarks, and sinks as further ones of every document: φ(q) is the
     softmax over both, in which sinks have the factor γ of the window's weights."""
 
+    phi_q: Landmarks
+    phi_k: Landmarks
     joint: _JointMaps | None = None
 
     @property
