@@ -234,6 +234,17 @@ class Landmarks(ScaledMap):
         """Compute x W + b."""
         return _products(x, self.W, self.heads) + self.b.view(self.heads, -1)
 
+    def extend(self, W: Tensor, b: Tensor) -> Landmarks:
+        """Return a map without parameters that has further landmarks, of ``W [h m w]`` and
+        ``b [h m]``, behind its own."""
+        extended = object.__new__(Landmarks)
+        nn.Module.__init__(extended)
+        own_W, own_b = upcast(self.W).view(self.heads, -1, W.shape[2]), upcast(self.b)
+        W, b = torch.cat([own_W, W], 1), torch.cat([own_b.view(self.heads, -1), b], 1)
+        extended.heads, extended.size = self.heads, b.shape[1]
+        extended.W, extended.b = W.flatten(0, 1)[..., None], b.flatten()  # type: ignore[assignment]
+        return extended
+
     def forward(self, x: Tensor) -> Tensor:
         return self.activate(self.scores(x))
 

@@ -116,6 +116,7 @@ ANALOGS = {
     "two": LinearAttentionConfig(window=3, shared=False),
     "heads": LinearAttentionConfig(window=3, per_query_head=True),
     "landmarks": LinearAttentionConfig("landmarks", window=3),
+    "landmarks-sinks": LinearAttentionConfig("landmarks", window=3, sinks=2),
     **{rule: LinearAttentionConfig(window=0, rule=rule) for rule in RULES if rule != "windowed"},
     **{f"{rule}-window-3": LinearAttentionConfig(window=3, rule=rule) for rule in ("gla", "mesa")},
 }

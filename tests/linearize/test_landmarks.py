@@ -210,7 +210,7 @@ def test_what_cannot_be_placed(model, texts, message) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"rule": "gla"}, {"sinks": 1}, {"shared": False}, {"per_query_head": True}],
+    [{"rule": "gla"}, {"shared": False}, {"per_query_head": True}],
 )
 def test_landmarks_weigh_keys_beside_the_window_s(fields) -> None:
     with pytest.raises(ValueError, match="landmarks stand for the keys of a key head"):

@@ -69,12 +69,12 @@ def test_queries_and_keys_are_convolved_with_their_own_taps() -> None:
     assert all(
         torch.equal(a, b)
         for a, b in zip(
-            convolve_queries_and_keys(convolution, q, k, None, None, None), (q, k), strict=True
+            convolve_queries_and_keys(convolution, q, k, (), None, None), (q, k), strict=True
         )
     )
     with torch.no_grad():
         convolution.weight.copy_(torch.randn(3, 24, generator=draw, dtype=torch.double))
-        found = convolve_queries_and_keys(convolution, q, k, None, keep, segments)
+        found = convolve_queries_and_keys(convolution, q, k, (), keep, segments)
     given = (x.numpy() for x in (torch.cat([q.flatten(2), k.flatten(2)], 2),))
     want = literal(*given, convolution.weight.detach().numpy(), keep.numpy(), segments.numpy())
     kept = keep.numpy()

@@ -39,6 +39,7 @@ BESIDE = {
     "gla-own": LinearAttentionConfig(rule="gla", window=3, shared=False),
     "sinks": LinearAttentionConfig(window=3, sinks=2),
     "gla-sinks": LinearAttentionConfig(rule="gla", window=3, sinks=2),
+    "landmarks-sinks": LinearAttentionConfig("landmarks", window=3, sinks=2),
     "kda-sinks": LinearAttentionConfig(rule="kda", window=1, sinks=1),
     **{
         f"{rule}-pooled": LinearAttentionConfig(rule=rule, window=3, gates="pooled")
@@ -46,9 +47,8 @@ BESIDE = {
     },
 }
 every_rule = pytest.mark.parametrize("analog", BESIDE.values(), ids=BESIDE)
-some_rules = pytest.mark.parametrize(
-    "analog", [BESIDE[n] for n in ("gla-sinks", "kda", "mesa")], ids=("gla-sinks", "kda", "mesa")
-)
+SOME = ("gla-sinks", "landmarks-sinks", "kda", "mesa")
+some_rules = pytest.mark.parametrize("analog", [BESIDE[n] for n in SOME], ids=SOME)
 
 
 def assert_same(got: Tensor, want: Tensor) -> None:
@@ -133,7 +133,7 @@ def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttenti
 def test_packed_documents_do_not_meet() -> None:
     ids = padded(pad=0, t=20)["input_ids"]
     places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
-    for name in ("gla-sinks", "kda", "mesa-pooled"):
+    for name in ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled"):
         model = student(analog=BESIDE[name])
         with torch.no_grad():
             packed = model(ids, position_ids=places, use_cache=False).logits
@@ -156,6 +156,8 @@ def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
     sliding = student(analog=LinearAttentionConfig(window=analog.window, sinks=analog.sinks))
     with use_mode(sliding, WindowOnly()):
         assert_same(window, logits(sliding, inputs))
+    if analog.features == "landmarks":  # beside which sinks are features of the rule
+        return
     alone = student(analog=replace(analog, window=0, sinks=0))
     alone.load_state_dict({n: x for n, x in model.state_dict().items() if n in alone.state_dict()})
     assert_same(linear, logits(alone, inputs))
@@ -212,8 +214,9 @@ def test_records_are_those_that_the_configuration_asks_for() -> None:
         branch = branches(linearize(teacher(), analog))[0]
         q, kv = (torch.randn(1, 5, heads, branch.attention.head_dim) for heads in (4, 2))
         record = branch.record(q, kv, kv)
-        if name == "windowed":
+        if name in ("windowed", "landmarks-sinks"):
             assert isinstance(record, WindowedLinear)
+            assert record.sinks == analog.sinks
             continue
         assert isinstance(record, Windowed)
         assert (record.window, record.sinks) == (analog.window, analog.sinks)
@@ -282,7 +285,7 @@ def test_more_features_than_channels_are_not_the_same_ones() -> None:
 def test_what_excludes_each_other_is_refused() -> None:
     for fields, message in (
         ({"rule": "supra"}, "take window = 0, or rule = 'lightning'"),
-        ({"window": 0, "sinks": 1}, "seen by the softmax of a window"),
+        ({"window": 0, "sinks": 1}, "seen by the softmax of a window, or"),
         ({"sinks": 1, "per_query_head": True}, "have no sinks"),
         ({"gates": "pooled"}, "which has no gates; take one of gla"),
         ({"gates": "zz"}, "learnt"),

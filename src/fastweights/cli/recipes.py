@@ -21,7 +21,7 @@ from fastweights.training.loop.stage import Every
 
 ANALOG = ("features", "feature_dim", "rule", "window", "sinks", "gates", "convolution", "positions")
 """The options that change the linear attention."""
-WITHOUT_LANDMARKS = ("features", "rule", "sinks", "gates", "convolution")
+WITHOUT_LANDMARKS = ("features", "rule", "gates", "convolution")
 """Those that may ask for linear attention that landmarks cannot be the features of."""
 
 

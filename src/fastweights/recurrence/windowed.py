@@ -74,6 +74,7 @@ class WindowedLinear(Recurrence[WindowState]):
         softcap: a > 0: a tanh(s_ni / a) for s_ni (Gemma 2); None: scores as they are
         log_scale: a_n ``[b t h 1]``, with one normaliser for both sides, or `LogScale`: still to be
             made; None: c_n
+        sinks: so many of the last features are each one token's, whose weight is that of softmax
         keep_mask, segment_starts: ``[b t 1 1]`` bool, set by `keep` and `segments`
     """
 
@@ -87,6 +88,7 @@ class WindowedLinear(Recurrence[WindowState]):
     shared: bool = True
     softcap: float | None = None
     log_scale: PerToken | LogScale | None = None
+    sinks: int = 0
     keep_mask: Tensor | None = None
     segment_starts: Tensor | None = None
 

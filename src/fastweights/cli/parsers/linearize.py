@@ -90,8 +90,8 @@ class RecipeOptions(Options):
     Attributes:
         recipe: Published recipe, whose settings the other options change: $PUBLISHED; or a file of
             your own, .toml or .json. `fastweights linearize recipes` tells what each does (default:
-            landmarks, or lolcats where --features, --rule, --sinks, --gates or --convolution ask
-            for what landmarks exclude).
+            landmarks, or lolcats where --features, --rule, --gates or --convolution ask for what
+            landmarks exclude).
         features: Feature map φ of the linear attention (default: the recipe's).
         feature_dim: Columns of every feature map, which has twice as many channels, or makes twice
             as many landmarks (default: the recipe's, or half a head's width).

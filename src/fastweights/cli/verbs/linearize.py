@@ -107,7 +107,8 @@ def print_recipes(_: Namespace, console: Console) -> None:
 
 
 def _attention(analog: LinearAttentionConfig) -> str:
-    return f"rule {analog.rule}, features {analog.features}, window {analog.window}"
+    said = f"rule {analog.rule}, features {analog.features}, window {analog.window}"
+    return f"{said}, sinks {analog.sinks}" if analog.sinks else said
 
 
 def run(chosen: Namespace, console: Console) -> int:

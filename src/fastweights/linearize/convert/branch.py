@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,10 @@ from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.cache import Kept, StateLayer
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.convolution import (
-    Convolved,
     QueryKeyConvolution,
     convolve_queries_and_keys,
-    inputs_of,
 )
+from fastweights.linearize.convert.past import Past, PastReader, ProjectedTokens
 from fastweights.methods import advance, begin, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
@@ -65,6 +65,25 @@ class LinearBranch(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""
 
+    @property
+    def reader(self) -> PastReader | None:
+        """What reads tokens before those at hand; None for nothing."""
+        return self.convolution
+
+    def project_behind(
+        self,
+        past: Past,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+    ) -> Recurrence:
+        """Return `project`'s recurrence of streams behind what `reader` has kept."""
+        if self.convolution is not None:
+            q, k = convolve_queries_and_keys(self.convolution, q, k, past, keep, segments)
+        return self.project(q, k, v)
+
     def record(
         self,
         q: Tensor,
@@ -72,14 +91,12 @@ class LinearBranch(nn.Module, ABC):
         v: Tensor,
         keep: Mask | None = None,
         segments: Segments | None = None,
-        tail: Tensor | None = None,
+        past: Past = (),
     ) -> Recurrence:
         """Return `project`'s recurrence with padding and packed documents applied, in float32 or
-        wider; `tail` is what convolutions read of the tokens before."""
+        wider; `past` is what `reader` has kept of the tokens before."""
         with disable_autocast(q.device):
-            if self.convolution is not None:
-                q, k = convolve_queries_and_keys(self.convolution, q, k, tail, keep, segments)
-            record = self.project(q, k, v)
+            record = self.project_behind(past, q, k, v, keep, segments)
         record = record if keep is None else record.keep(keep)
         return record if segments is None else record.segments(segments)
 
@@ -107,15 +124,12 @@ class LinearBranch(nn.Module, ABC):
             The output ``[b t h v]``, in the dtype of `v`.
         """
         kept = None if memory is None else memory.state
-        tail = None if kept is None or self.convolution is None else kept[-1]
-        record = self.record(q, k, v, keep, segments, tail)
+        record = self.record(q, k, v, keep, segments, self._split(kept)[1])
         record = record if replacement is None else replacement(record)
         if memory is None:
             o, _ = evaluate(record)
             return self.read(o).to(v.dtype)
-        tokens: Recurrence | Convolved = record
-        if self.convolution is not None:
-            tokens = Convolved(record, inputs_of(q, k), keep, segments)
+        tokens = self._with_inputs(record, q, k, keep, segments)
         if not memory.records:
             return self.read(self._advance(memory, tokens)).to(v.dtype)
         parts = memory.record(tokens, self._after)
@@ -136,11 +150,13 @@ class LinearBranch(nn.Module, ABC):
             The output ``[b t h v]`` in the dtype of `v`, and what is kept now, whose shapes are the
             same after any number of tokens.
         """
-        own, tail = self._without_tail(kept)
-        record = self.record(q, k, v, keep, tail=tail)
-        o, state = evaluate(record, None if own is None else self.from_cache(own, len(record)))
-        after = self.to_cache(record.settle(state))
-        return self.read(o).to(v.dtype), (*after, *self._tail_after(tail, record, q, k, keep))
+        own, past = self._split(kept)
+        record = self.record(q, k, v, keep, past=past)
+        before = None if own is None else self.from_cache(own, record, past)
+        o, state = evaluate(record, before)
+        tokens = self._with_inputs(record, q, k, keep, None)
+        after = *self.to_cache(record.settle(state)), *self._past_after(past, tokens)
+        return self.read(o).to(v.dtype), after
 
     def read_in_pages(
         self,
@@ -169,13 +185,14 @@ class LinearBranch(nn.Module, ABC):
             o, after = self.read_after(None if begins else load(kept, pages), q, k, v, keep)
             store(kept, pages, after)
             return o
-        own, tails = self._without_tail(kept)
+        own, pasts = self._split(kept)
         assert own is not None
-        tail = None if begins or tails is None else tails.index_select(0, pages)
-        record = self.record(q, k, v, keep, tail=tail)
-        state = self.from_cache(own, len(record))
+        past = () if begins else load(pasts, pages)
+        record = self.record(q, k, v, keep, past=past)
+        state = self.from_cache(own, record, past)
         o = begin(record, state, pages) if begins else advance(record, state, pages)
-        store(kept[len(own) :], pages, self._tail_after(tail, record, q, k, keep))
+        tokens = self._with_inputs(record, q, k, keep, None)
+        store(pasts, pages, self._past_after(past, tokens))
         return self.read(o).to(v.dtype)
 
     @property
@@ -187,48 +204,51 @@ class LinearBranch(nn.Module, ABC):
         """Return what `read_after` would have returned of no tokens before these."""
         record = self.record(q, k, v)
         own = self.to_cache(record.settle(record.initial_state()))
-        return (*own, *self._tail_after(None, record, q[:, :0], k[:, :0], None))
+        reader = self.reader
+        return own if reader is None else (*own, *reader.empty(reader.inputs_of(q, k)))
 
-    def _without_tail(self, kept: Kept) -> tuple[Kept, Tensor | None]:
-        """What is kept of a state, and the last inputs of a convolution; None of what is not
-        there.
-        """
-        if self.convolution is None or kept is None:
-            return kept, None
-        return kept[:-1], kept[-1]
+    def _split(self, kept: Kept) -> tuple[Kept, Past]:
+        """What is kept of a state, and for `reader`; nothing of what is not there."""
+        if self.reader is None or kept is None:
+            return kept, ()
+        return kept[: -self.reader.parts], kept[-self.reader.parts :]
 
-    def _tail_after(
-        self, tail: Tensor | None, record: Recurrence, q: Tensor, k: Tensor, keep: Mask | None
-    ) -> tuple[Tensor, ...]:
-        """The last inputs of a convolution behind these tokens; nothing without one."""
-        if self.convolution is None:
+    def _with_inputs(
+        self,
+        record: Recurrence,
+        q: Tensor,
+        k: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+    ) -> Recurrence | ProjectedTokens:
+        """The record, with what `reader` reads of its tokens if there is one."""
+        if self.reader is None:
+            return record
+        return ProjectedTokens(record, self.reader.inputs_of(q, k), keep, segments)
+
+    def _past_after(self, past: Past, tokens: Recurrence | ProjectedTokens) -> Past:
+        """What is kept for `reader` behind these tokens."""
+        if self.reader is None or isinstance(tokens, Recurrence):
             return ()
-        tokens = Convolved(record, inputs_of(q, k), keep, None)
-        return (tokens.tail_after(self._first_tail(tokens) if tail is None else tail),)
+        return self.reader.after(past or self.reader.empty(tokens.inputs), tokens)
 
-    def _advance(self, memory: StateLayer, tokens: Recurrence | Convolved) -> Output:
+    def _advance(self, memory: StateLayer, tokens: Recurrence | ProjectedTokens) -> Output:
         o, memory.state = self._evaluate(memory.state, tokens)
         return o
 
-    def _after(self, kept: Kept, tokens: Recurrence | Convolved) -> Kept:
+    def _after(self, kept: Kept, tokens: Recurrence | ProjectedTokens) -> Kept:
         """What the cache keeps after `tokens`, if it has `kept` before."""
         return self._evaluate(kept, tokens)[1]
 
     def _evaluate(
-        self, kept: Kept, tokens: Recurrence | Convolved
+        self, kept: Kept, tokens: Recurrence | ProjectedTokens
     ) -> tuple[Output, tuple[Tensor, ...]]:
-        """The outputs, and what the cache keeps then: the last inputs of a convolution last."""
-        if isinstance(tokens, Recurrence):
-            before = None if kept is None else self.from_cache(kept, len(tokens))
-            o, state = evaluate(tokens, before)
-            return o, self.to_cache(state)
-        own, tail = (None, self._first_tail(tokens)) if kept is None else (kept[:-1], kept[-1])
-        o, state = self._evaluate(own, tokens.record)
-        return o, (*state, tokens.tail_after(tail))
-
-    def _first_tail(self, tokens: Convolved) -> Tensor:
-        b, _, channels = tokens.inputs.shape
-        return tokens.inputs.new_zeros(b, self.config.convolution - 1, channels)
+        """The outputs, and what the cache keeps then: what is for `reader` last."""
+        own, past = self._split(kept)
+        record = tokens if isinstance(tokens, Recurrence) else tokens.record
+        before = None if own is None else self.from_cache(own, record, past)
+        o, state = evaluate(record, before)
+        return o, (*self.to_cache(state), *self._past_after(past, tokens))
 
     def read(self, o: Output) -> Output:
         """Compute the layer's output from the recurrence's."""
@@ -238,9 +258,10 @@ class LinearBranch(nn.Module, ABC):
         """Return the tensors that the cache keeps of a recurrence's state."""
         return state_parts(state)
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
-        """Return the state from the tensors that the cache has kept, to read so many tokens."""
-        del tokens
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
+        """Return the state before `record` from the tensors that the cache has kept, also for
+        `reader`."""
+        del record, past
         return pack_state(kept)
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
@@ -293,20 +314,32 @@ class WindowedBranch(LinearBranch):
             s.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else s
             for s in (k, v)
         )
-        scaled, config = self.softmax_queries(q), self.config
-        mix = upcast(self.mix).sigmoid().view(1, 1, -1, 1)
         fq, log_scale = self._map_queries(q)
+        return self.windowed(q, k, v, fq, Mapped(self.phi_k, k), log_scale)
+
+    def windowed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        fq: Tensor | Mapped,
+        fk: Tensor | Mapped,
+        log_scale: Tensor | LogScale | None,
+    ) -> WindowedLinear:
+        """Return the record of these streams and features."""
+        config, mix = self.config, upcast(self.mix).sigmoid().view(1, 1, -1, 1)
         return WindowedLinear(
-            scaled,
+            self.softmax_queries(q),
             k,
             v,
             fq,
-            Mapped(self.phi_k, k),
+            fk,
             mix,
             config.window,
             config.shared,
             self.attention.softcap,
             log_scale,
+            config.sinks,
         )
 
     def _map_queries(self, q: Tensor) -> tuple[Tensor | Mapped, Tensor | LogScale | None]:
@@ -327,12 +360,12 @@ class WindowedBranch(LinearBranch):
             keys, values = (s[:, :: self.key_repeats].contiguous() for s in (keys, values))
         return keys, values, memory, age
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
         keys, values, memory, age = kept
         if self.key_repeats > 1:
             keys, values = (s.repeat_interleave(self.key_repeats, dim=1) for s in (keys, values))
         return keys, values, keys[..., :0], memory, age
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
-        keys, values, _, age = kept
+        keys, values, _, age, *_ = kept
         return keys, values, age < FORGOTTEN

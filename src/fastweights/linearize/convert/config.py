@@ -68,7 +68,8 @@ class LinearAttentionConfig:
         per_query_head: True for a φ_k for every query head, as in LoLCATs' own code; False for one
             for every key head, which makes the state smaller. Only of "windowed" without sinks.
         rule: The recurrence, a name of `RULE_PAPERS`.
-        sinks: Number of tokens at the beginning that softmax sees for ever, beside the window's.
+        sinks: Number of tokens at the beginning that softmax sees for ever, beside the window's or
+            beside landmarks.
         gates: What the gates of the rule are made of, a name of `GATES`.
         convolution: Taps of the causal convolutions of q and k before the rule (LAWCAT); 0 for
             none. Only without a window, which sees keys as they are.
@@ -119,10 +120,11 @@ class LinearAttentionConfig:
                 " of all normalisers, softmax's too; take window = 0, or rule = 'lightning', which"
                 " has a fixed decay per head as well"
             )
-        if self.sinks and not self.window:
+        if self.sinks and not self.window and self.features != "landmarks":
             raise ValueError(
-                f"sinks = {self.sinks} with window = 0: sinks are seen by the softmax of a window;"
-                " take a window above 0, or no sinks"
+                f"sinks = {self.sinks} with window = 0: sinks are seen by the softmax of a window,"
+                " or stand beside landmarks; take a window above 0, features = 'landmarks', or no"
+                " sinks"
             )
         if self.sinks and self.per_query_head:
             raise ValueError(
@@ -130,13 +132,13 @@ class LinearAttentionConfig:
                 " for every query head, have no sinks; leave one of them out"
             )
         if self.features == "landmarks" and (
-            self.rule != "windowed" or self.sinks or not self.shared or self.per_query_head
+            self.rule != "windowed" or not self.shared or self.per_query_head
         ):
             raise ValueError(
-                f"features = 'landmarks' with rule = {self.rule!r}, sinks = {self.sinks}, shared ="
-                f" {self.shared}, per_query_head = {self.per_query_head}: landmarks stand for the"
-                " keys of a key head, and are weighed with those of the window; take rule ="
-                " 'windowed', no sinks, shared = True and per_query_head = False"
+                f"features = 'landmarks' with rule = {self.rule!r}, shared = {self.shared},"
+                f" per_query_head = {self.per_query_head}: landmarks stand for the keys of a key"
+                " head, and are weighed with those of the window; take rule = 'windowed', shared ="
+                " True and per_query_head = False"
             )
         if self.convolution and (self.window or self.per_query_head):
             raise ValueError(

@@ -1,15 +1,13 @@
-"""Short convolutions of a converted layer's q and k, and the inputs that the next tokens need."""
+"""Short convolutions of a converted layer's q and k."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fastweights.layers import ShortConvolution, TokenContext, upcast
 from fastweights.layers.context import TailEffect
-from fastweights.recurrence import Recurrence
+from fastweights.linearize.convert.past import Past, ProjectedTokens
 from fastweights.shapes import Mask, Segments
 
 
@@ -21,46 +19,30 @@ class QueryKeyConvolution(ShortConvolution):
     """
 
     name = "qk"
+    parts = 1
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
         nn.init.ones_(self.weight[-1])
 
+    def inputs_of(self, q: Tensor, k: Tensor) -> Tensor:
+        """Join q and k ``[b t c]``, as the convolution reads them."""
+        return torch.cat([q.flatten(2), k.flatten(2)], dim=-1)
 
-@dataclass(frozen=True, eq=False)
-class Convolved:
-    """A record of convolved streams, and what was convolved.
+    def empty(self, inputs: Tensor) -> Past:
+        b, _, channels = inputs.shape
+        return (inputs.new_zeros(b, self.size - 1, channels),)
 
-    Attributes:
-        record: The recurrence of the convolved streams.
-        inputs: q and k of its tokens as they were, ``[b t c]``.
-        keep: ``[b t]``, False for padding; None if there is none.
-        segments: ``[b t]``, the number of each token's document; None if there is one.
-    """
-
-    record: Recurrence
-    inputs: Tensor
-    keep: Mask | None
-    segments: Segments | None
-
-    def __len__(self) -> int:
-        return self.inputs.shape[1]
-
-    def __getitem__(self, part: slice) -> Convolved:
-        keep, segments = (x if x is None else x[:, part] for x in (self.keep, self.segments))
-        return Convolved(self.record[part], self.inputs[:, part], keep, segments)
-
-    def tail_after(self, tail: Tensor) -> Tensor:
-        """Return the inputs ``[b n c]`` that the next tokens need, by those before these tokens."""
-        past = TokenContext(self.inputs, None, None, self.keep, self.segments)
-        return TailEffect.of(past, self.inputs, tail.shape[1]).after(tail)
+    def after(self, past: Past, tokens: ProjectedTokens) -> Past:
+        context = TokenContext(tokens.inputs, None, None, tokens.keep, tokens.segments)
+        return (TailEffect.of(context, tokens.inputs, self.size - 1).after(*past),)
 
 
 def convolve_queries_and_keys(
     convolution: QueryKeyConvolution,
     q: Tensor,
     k: Tensor,
-    tail: Tensor | None,
+    past: Past,
     keep: Mask | None,
     segments: Segments | None,
 ) -> tuple[Tensor, Tensor]:
@@ -70,17 +52,12 @@ def convolve_queries_and_keys(
         convolution: The taps of all channels of both.
         q: The queries.
         k: The keys.
-        tail: The inputs of the tokens before these, ``[b size-1 c]``; None for zeros.
+        past: The inputs of the tokens before these, ``[b size-1 c]``; nothing for zeros.
         keep: ``[b t]``, False for padding; None if there is none.
         segments: ``[b t]``, the number of each token's document; None if there is one.
     """
-    x = upcast(inputs_of(q, k))
-    tails = None if tail is None else {convolution.name: tail}
+    x = upcast(convolution.inputs_of(q, k))
+    tails = {convolution.name: past[0]} if past else None
     y = convolution(x, TokenContext(x, tails, None, keep, segments))
     queries, keys = y.split([q.shape[2] * q.shape[3], k.shape[2] * k.shape[3]], dim=-1)
     return queries.unflatten(-1, q.shape[2:]), keys.unflatten(-1, k.shape[2:])
-
-
-def inputs_of(q: Tensor, k: Tensor) -> Tensor:
-    """Join q and k ``[b t c]``, as the convolution reads them."""
-    return torch.cat([q.flatten(2), k.flatten(2)], dim=-1)

@@ -14,6 +14,7 @@ from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.branch import WindowedBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.linearize.convert.sinks import DocumentPlaces
 from fastweights.shapes import Output
 from fastweights.training.loop.report import Follow, unfollowed
 
@@ -38,7 +39,7 @@ def place_landmarks(
     q·k. A landmark c is the mean of its cluster's keys. The query map becomes log φ(q)_c = q·c
     less the logarithm of their sum, and the key map φ(k) the softmax of minus τ/2 times the
     distances, so that φ(q) φ(k)ᵀ is a sum over the landmarks near k of what softmax would give
-    them.
+    them. Sinks, the first tokens of each text or document, are in no cluster.
 
     Args:
         model: A model linearized with ``LinearAttentionConfig(features="landmarks")``.
@@ -91,17 +92,21 @@ def _require_keys(layer: int, count: int, landmarks: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """Of one layer and one text: its keys ``[n g k]``, and Σ qᵀq ``[g k k]`` over the queries of
-    each key head."""
+    """Of one layer and one text: its keys ``[n g k]`` but for those of sinks, Σ qᵀq ``[g k k]``
+    over the queries of each key head, and how many these are."""
 
     keys: Tensor
     moments: Tensor
+    queries: int
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor) -> Self:
-        """Of queries ``[n h k]`` and keys ``[n g k]``."""
-        by_group = upcast(q).unflatten(1, (k.shape[1], -1))
-        return cls(k, torch.einsum("ngri,ngrj->gij", by_group, by_group))
+    def of(cls, call: AttentionCall) -> Self:
+        count = torch.zeros(len(call.k), dtype=torch.long, device=call.k.device)
+        rank = DocumentPlaces.of(count, call.k.shape[1], call.keep, call.segments).rank
+        queries = upcast(call.q[rank >= 0]).unflatten(1, (call.k.shape[2], -1))
+        keys = call.k[rank >= call.branch.config.sinks]
+        moments = torch.einsum("ngri,ngrj->gij", queries, queries)
+        return cls(keys, moments, len(queries) * queries.shape[2])
 
 
 class _GatherStreams(Mode):
@@ -113,9 +118,7 @@ class _GatherStreams(Mode):
         self.seen = dict[int, list[_Seen]]()
 
     def attend(self, call: AttentionCall) -> Output:
-        there = slice(None) if call.keep is None else call.keep.flatten()
-        q, k = (stream.flatten(0, 1)[there] for stream in (call.q, call.k))
-        self.seen.setdefault(call.layer, []).append(_Seen.of(q, k))
+        self.seen.setdefault(call.layer, []).append(_Seen.of(call))
         return call.softmax()
 
 
@@ -124,7 +127,7 @@ def _place(branch: WindowedBranch, seen: list[_Seen], generator: Generator) -> N
     repeats = attention.heads // attention.kv_heads
     keys = upcast(torch.cat([text.keys for text in seen])).transpose(0, 1)
     moments = torch.stack([text.moments for text in seen]).sum(0)
-    metrics = attention.scaling**2 * moments / (keys.shape[1] * repeats)
+    metrics = attention.scaling**2 * moments / sum(text.queries for text in seen)
     means, W, b = list[Tensor](), list[Tensor](), list[Tensor]()
     for own, metric in zip(keys, metrics, strict=True):
         # in z = k R, with R Rᵀ the metric, the mean squares of errors are squares of distances

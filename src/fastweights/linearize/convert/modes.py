@@ -10,9 +10,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
+from fastweights.recurrence.mapped import features
 from fastweights.shapes import Mask, Output, Segments
 
 
@@ -96,12 +98,16 @@ class WindowOnly(OtherRecurrence):
     sinks."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        window = without_log_scale(require_window(record, self))
+        window = require_window(record, self)
+        if isinstance(window, WindowedLinear) and window.sinks:
+            return without_landmarks(window)
+        window = without_log_scale(window)
         return replace(window, mix=torch.ones_like(window.mix), shared=False)
 
 
 class LinearOnly(OtherRecurrence):
-    """A windowed layer without its window and sinks: its rule alone, to all tokens."""
+    """A windowed layer without its window and sinks: its rule alone, to all tokens. Sinks beside
+    landmarks are features of the rule, and stay."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
         return hide_window(require_window(record, self))
@@ -112,6 +118,13 @@ def hide_window(record: Windowed | WindowedLinear) -> Recurrence:
     if isinstance(record, Windowed):
         return replace(record, window=0, sinks=0)
     return replace(record, window=0)
+
+
+def without_landmarks(record: WindowedLinear) -> WindowedLinear:
+    """Return the record whose queries read sinks, and no landmarks."""
+    fq = features(record.fq)
+    sinks = fq[..., -record.sinks :]
+    return replace(record, fq=F.pad(sinks, (fq.shape[-1] - record.sinks, 0)))
 
 
 def without_log_scale(record: Windowed | WindowedLinear) -> Windowed | WindowedLinear:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from fastweights.layers import HeadNorm, l2_normalize, upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import START, LinearBranch, WindowedBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.past import Past
+from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
 from fastweights.recurrence.base import written_streams
 from fastweights.recurrence.streams import disable_autocast
@@ -145,12 +147,12 @@ class RuleBranch(LinearBranch):
         keys, values, *_, age = parts
         return keys, values, *parts[-1 - self.memories : -1], age
 
-    def from_cache(self, kept: tuple[Tensor, ...], tokens: int) -> State:
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
         if self.mix is None:
-            return super().from_cache(kept, tokens)
+            return super().from_cache(kept, record, past)
         keys, values, *memory, age = kept
         # no more of them can leave the window, and the oldest do
-        first = min(self.config.sinks + tokens, keys.shape[2])
+        first = min(self.config.sinks + len(record), keys.shape[2])
         k, v = (s[:, :, :first].transpose(1, 2) for s in (keys, values))
         with disable_autocast(k.device):
             rule = self.rule(k.new_zeros(len(k), 1, self.attention.heads, k.shape[3]), k, v)
@@ -328,5 +330,7 @@ def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> Linea
         config: The linear attention.
         attention: Heads, widths and scaling of the attention that it replaces.
     """
-    beside_sinks = config.rule == "windowed" and config.sinks > 0
-    return (UndecayedBranch if beside_sinks else RULES[config.rule])(attention, config).float()
+    branch = RULES[config.rule]
+    if config.rule == "windowed" and config.sinks:
+        branch = SinkBranch if config.features == "landmarks" else UndecayedBranch
+    return branch(attention, config).float()
