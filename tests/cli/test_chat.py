@@ -4,6 +4,7 @@ prompts."""
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Callable
 from itertools import chain, repeat
@@ -115,8 +116,9 @@ def test_a_template_that_rewrites_turns_has_them_read_again(template, answer, no
     )
     assert "".join(session.ask("Is it?", 99)) == answer
     assert "".join(session.ask("And now?", 99)) == "no"
-    assert len(notes) == 1
-    assert notes[0].startswith("reading the whole conversation again")
+    [said] = notes
+    assert said.startswith("reading the whole conversation again")
+    assert said.endswith("; its template writes earlier turns otherwise now")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -206,6 +208,22 @@ def test_the_command_chats_saves_and_loads(folder, tmp_path, monkeypatch, capsys
     assert first.out.endswith(second.out)
     assert len(second.out) > 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(folder, monkeypatch, capsys) -> None:
+    before, read = Decoder.read_token, []
+
+    def interrupted(self: Decoder, token: Tensor) -> Tensor:
+        read.append(token)
+        if len(read) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return before(self, token)
+
+    monkeypatch.setattr(Decoder, "read_token", interrupted)
+    say(monkeypatch, "Hello", "/save")
+    assert main(["chat", str(folder), "--tokens", str(10**9), *CPU]) == 0
+    assert len(read) == 3
+    assert "/save needs a file" in capsys.readouterr().err
 
 
 def test_ctrl_c_between_answers_keeps_the_conversation(folder, tmp_path, monkeypatch, capsys):

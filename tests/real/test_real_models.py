@@ -6,8 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fastweights.linearize import LinearAttentionConfig, linearize, place_landmarks
+from fastweights.training.data.corpus import tokenize_sources
+from fastweights.training.loop.checkpoint import model_source, save_model
 
 MODELS = Path(__file__).parents[2] / "models"
 SMOLLM2, GEMMA = (str(MODELS / f"{name}.gguf") for name in ("smollm2", "gemma3"))
@@ -35,11 +43,15 @@ def imported(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def linearized(tmp_path_factory) -> Path:
     """SmolLM2 with landmarks that nothing has been trained on."""
-    folder = tmp_path_factory.mktemp("runs") / "linear"
-    text = ["--data", "shakespeare", "--length", 256, "--validation-tokens", 512]
-    untrained = ["--transfer-steps", 0, "--finetune-steps", 0, "--until", "convert"]
-    run("linearize", SMOLLM2, "--out", folder, *text, *untrained)
-    run("linearize", SMOLLM2, "--out", folder, *text, *untrained[:4], "--until", "export")
+    folder = tmp_path_factory.mktemp("models")
+    source = model_source(SMOLLM2)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokens, _ = tokenize_sources(["shakespeare"], tokenizer, None, 1024)
+    texts = torch.from_numpy(tokens[:1024].astype(np.int64)).view(2, 1, 512)
+    linearize(model, LinearAttentionConfig(window=64, features="landmarks", feature_dim=64))
+    place_landmarks(model, ({"input_ids": ids} for ids in texts), 0)
+    save_model(model, tokenizer, folder)
     return folder
 
 

@@ -38,7 +38,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """The tokens that end an answer: those of the model, and of the tokenizer's chat template."""
     settings = model.generation_config
     known = None if settings is None else settings.eos_token_id
-    found = known if isinstance(known, list) else [known, tokenizer.eos_token_id]
+    found = [*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id]
     tail = tokenizer.encode(turn_end(tokenizer), add_special_tokens=False)[:1]
     added = [token for token in tail if token in tokenizer.added_tokens_decoder]
     return sorted({token for token in (*found, *added) if token is not None})
@@ -88,12 +88,14 @@ class ChatSession:
 
     def _read(self, wanted: str, stop: Callable[[], bool]) -> Tensor | None:
         """The logits after a text, of which only what is new is read; None if it was stopped."""
-        known = self.text
-        if known is None or not wanted.startswith(known):
-            known, self.decoder = "", Decoder(self.model)
+        known, why = self.text or "", ""
+        if not wanted.startswith(known):
+            known, why = "", "; its template writes earlier turns otherwise now"
+        if not known:
+            self.decoder = Decoder(self.model)
         ids = self.tokenizer.encode(wanted[len(known) :], add_special_tokens=False)
         if not known and len(self.messages) > 1:
-            self._note(f"reading the whole conversation again, {len(ids):,} tokens")
+            self._note(f"reading the whole conversation again, {len(ids):,} tokens{why}")
         self.text, logits = None, None
         for piece in self._pieces(torch.tensor([ids], device=self.model.device)):
             if stop():
