@@ -21,7 +21,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser lint format house docs pages static build clean
+.PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser real lint format house docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -71,6 +71,10 @@ test-vllm: $(VLLM)/installed  ## our models in vLLM, in an environment of its ow
 
 test-browser: $(BROWSER)/installed  ## our models in a page, in headless Chromium; needs npm: 4 minutes
 	OMP_NUM_THREADS=1 $(BROWSER)/bin/python -m pytest -m browser tests/engines/test_browser.py
+
+real: $(VENV)/installed-test  ## fetch two pretrained models into models/, and use them as a user does: 10 minutes
+	$(BIN)/python tests/support/real_models.py models
+	$(PYTEST) -m real tests/real
 
 lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
 	$(BIN)/ruff check .

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+from copy import deepcopy
+from functools import partial
 
 import datasets
 import numpy as np
 import pytest
 import torch
 
+from chat_templates import CHATML
 from fastweights.linearize import LinearAttentionConfig, Student, use_mode
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.train import BPE, Bytes, DataError
 from fastweights.training.data.documents import Data, Stream
+from fastweights.training.data.folder import TextFolder
 from fastweights.training.data.packing import encode_documents, framing_of_each, gather
 from fastweights.training.data.sources import TextPiece, document_of
 from fastweights.training.data.tokens import Sequences
+from fastweights.training.loop.report import Reporter
 from pretrained import linear_llama, sequences
 from stored import store
 
@@ -188,3 +193,31 @@ def test_data_that_cannot_be_used_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         store(Data((str(tmp_path / name),)), tmp_path / "run")
+
+
+def test_instructions_are_written_by_a_template_and_that_is_said(tmp_path, monkeypatch):
+    record = {"instruction": "Add.", "input": "1 2", "output": "3"}
+    (tmp_path / "alpaca.json").write_text(json.dumps([record] * 40))
+    (tmp_path / "plain.txt").write_text("a plain text. " * 40)
+    chatml = Bytes().build([])
+    chatml.chat_template = CHATML
+    asked = "<|im_start|>user\nAdd.\n\n1 2<|im_end|>\n<|im_start|>assistant\n"
+    assert [tuple(piece) for piece in document_of(record, "here", chatml)] == [
+        (asked, False, True),
+        ("3<|im_end|>\n", True, True),
+    ]
+    notes = []
+    monkeypatch.setattr(Reporter, "note", lambda _, line: notes.append(line))
+    for number, (name, template) in enumerate(
+        [("alpaca.json", None), ("alpaca.json", ""), ("plain.txt", None)]
+    ):
+        data = Data((str(tmp_path / name),), length=8, template=template)
+        make_tokenizer = partial(data.set_template, deepcopy(chatml))
+        folder = TextFolder(tmp_path / str(number), data, 8, make_tokenizer)
+        text = chatml.decode(folder.open().train[:])
+        assert text.startswith([asked, "Below is an instruction", "a plain"][number])
+    assert [" ".join(note.split()[:2]) for note in notes[:2]] == [
+        "template chats",
+        "template none:",
+    ]
+    assert not any(note.startswith("template") for note in notes[2:])

@@ -19,6 +19,7 @@ from fastweights.cli.parsers.linearize import LinearizeVerb
 from fastweights.cli.parsers.measuring import BenchVerb, ListVerb, ReproduceVerb, TableVerb
 from fastweights.cli.parsers.models import (
     AnalyzeVerb,
+    ChatVerb,
     CheckVerb,
     EvalVerb,
     ExportVerb,
@@ -33,6 +34,7 @@ VERBS: dict[str, type[Verb]] = {
     "train": TrainVerb,
     "plan": PlanVerb,
     "generate": GenerateVerb,
+    "chat": ChatVerb,
     "import": ImportVerb,
     "export": ExportVerb,
     "patch": PatchVerb,

@@ -106,6 +106,27 @@ def given(text: str) -> str:
 Given = Annotated[str, given]
 
 
+def model_name(text: str) -> str:
+    """A name of a model; what a GGUF file is read with is asked for at once."""
+    if given(text).lower().endswith(".gguf"):
+        from fastweights.importers.gguf import require_gguf
+
+        try:
+            require_gguf(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+    return text
+
+
+def model_path(text: str) -> Path:
+    """As `model_name`, of a model of this machine."""
+    return Path(model_name(text))
+
+
+ModelName = Annotated[str, model_name]
+ModelPath = Annotated[Path, model_path]
+
+
 def size(text: str) -> int:
     """A number of bytes, such as ``64MiB``."""
     try:
@@ -129,6 +150,18 @@ def path(text: str) -> Path:
 
 
 Place = Annotated[Path, path]
+
+
+def chat_template(text: str) -> str:
+    """The text of a file with a chat template; empty for ``none``."""
+    if given(text) == "none":
+        return ""
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentTypeError(
+            f"{text!r} is neither none nor a file with a chat template ({error})"
+        ) from None
 
 
 def tokenizer_name(text: str) -> str:

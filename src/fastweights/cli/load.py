@@ -17,7 +17,7 @@ from fastweights.errors import CheckpointError, reason_of
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.models.size import require_memory
 from fastweights.training.loop.checkpoint import (
-    model_folder,
+    model_source,
     no_progress_bars,
     no_warnings_of_transformers,
 )
@@ -33,14 +33,14 @@ def load_model(source: str | Path, device: torch.device, *, int8: bool = False) 
     """A language model in evaluation mode and its tokenizer.
 
     Args:
-        source: a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub
+        source: a folder of a run, a checkpoint or a model, a GGUF file, or a name on the hub
         int8: whether its linear layers are quantized
 
     Raises:
         CheckpointError: If a file of the folder cannot be used; the message names it.
         ValueError: If the machine lacks the memory for the model.
     """
-    model, folder = load_weights(source, device), _folder(source)
+    model, folder = load_weights(source, device), model_source(source)
     model = quantize(model) if int8 else model
     with no_progress_bars(), _names(folder, "tokenizer.json or tokenizer_config.json"):
         return model, AutoTokenizer.from_pretrained(folder)
@@ -48,7 +48,7 @@ def load_model(source: str | Path, device: torch.device, *, int8: bool = False) 
 
 def load_weights(source: str | Path, device: torch.device) -> Any:
     """A language model in evaluation mode, which may lack a tokenizer; else as `load_model`."""
-    folder = _folder(source)
+    folder = model_source(source)
     with no_progress_bars():
         config = _load_config(folder)
         model = _load_weights(folder, config)
@@ -59,7 +59,7 @@ def load_tokenizer(source: str | Path) -> Any | None:
     """The tokenizer beside a model; None if there is none."""
     try:
         with no_progress_bars(), no_warnings_of_transformers():
-            return AutoTokenizer.from_pretrained(_folder(source))
+            return AutoTokenizer.from_pretrained(model_source(source))
     except (OSError, *_UNREADABLE):
         return None
 
@@ -70,16 +70,12 @@ def load_own_weights(source: str | Path, device: torch.device) -> FastWeightsFor
     Raises:
         ValueError: for one of another library
     """
-    folder = _folder(source)
+    folder = model_source(source)
     config = _load_config(folder)
     if not isinstance(config, FastWeightsConfig):
         kind = (config.architectures or [config.model_type])[0]
         raise ValueError(f"{folder} holds a {kind}, not a model of fastweights")
     return load_weights(folder, device)
-
-
-def _folder(source: str | Path) -> str | Path:
-    return model_folder(Path(source)) if Path(source).exists() else source
 
 
 def _load_config(folder: str | Path) -> Any:

@@ -20,7 +20,8 @@ from fastweights.cli.argument_types import Number
 from fastweights.cli.settings import LibraryField
 
 PHRASES = {
-    "MODEL_SOURCE": "a folder of a run, a checkpoint or a model, or a name on the Hugging Face hub",
+    "MODEL_SOURCE": "a folder of a run, a checkpoint or a model, a GGUF file (with the extra gguf),"
+    " or a name on the Hugging Face hub",
     "TEXT_SOURCES": "files of text (.txt) or of records (.jsonl, .json, .csv, .tsv, .parquet), also"
     " compressed (.gz, .zst), folders, globs, folders that the datasets library saved,"
     " hub:NAME[:SPLIT] for a data set of the Hugging Face hub, or shakespeare, the bundled text",

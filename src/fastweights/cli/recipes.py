@@ -17,6 +17,7 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.recipe_files import read_recipe
 from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.stage import Every
 
 ANALOG = ("features", "feature_dim", "rule", "window", "sinks", "gates", "convolution", "positions")
@@ -76,7 +77,8 @@ def _of_kinds(recipe: LinearizationRecipe, chosen: Namespace) -> Iterator[StageC
 def _of_teachers(recipe: LinearizationRecipe, chosen: Namespace) -> Iterator[StageChange]:
     """What the options change of all stages with a teacher."""
     taught = [stage for stage in recipe.whole if stage.loss.kl]
-    yield from _of_all(taught, "model", chosen.teacher, "--teacher", "KL")
+    teacher = None if chosen.teacher is None else model_source(chosen.teacher)
+    yield from _of_all(taught, "model", teacher, "--teacher", "KL")
     yield from _of_all(taught, "top_k", chosen.top_logits, "--top-logits", "KL")
 
 

@@ -100,8 +100,8 @@ def import_model(
     Memory holds the new model and one tensor of the old one.
 
     Args:
-        model: A folder with config.json and safetensors files, a name on the Hugging Face hub, or a
-            loaded model of transformers. Pickled weights are not read.
+        model: A folder with config.json and safetensors files, a GGUF file, a name on the Hugging
+            Face hub, or a loaded model of transformers. Pickled weights are not read.
         dtype: The dtype of all weights; None for that of the checkpoint's embeddings.
         watch: Called after every tensor with (tensors done, tensors in all).
 

@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel, RwkvForCausalLM
 
+from fastweights.importers.gguf import dequantize, is_gguf
+
 TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -131,13 +133,16 @@ class FolderSource(CheckpointSource):
 
 
 def locate_checkpoint(model: str | Path) -> Path:
-    """Return the folder `model`, or download what the Hugging Face hub has under that name.
+    """Return the folder `model`, that of a GGUF file, or download what the Hugging Face hub has
+    under that name.
 
     Pickled weights are not downloaded.
 
     Raises:
         ValueError: If it is neither a folder nor a name on the hub.
     """
+    if is_gguf(model):
+        return dequantize(Path(model))
     if Path(model).is_dir():
         return Path(model)
     try:

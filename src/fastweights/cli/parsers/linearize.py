@@ -14,6 +14,7 @@ from fastweights.cli.argument_types import (
     Fraction,
     Given,
     Length,
+    ModelName,
     NonNegative,
     Place,
     Positive,
@@ -23,7 +24,7 @@ from fastweights.cli.argument_types import (
 )
 from fastweights.cli.options import PLACE, REPEATED, Options
 from fastweights.cli.parser import Deferred, Verb
-from fastweights.cli.parsers.models import SamplingOptions
+from fastweights.cli.parsers.models import PromptOptions, SamplingOptions
 from fastweights.cli.parsers.shared import (
     DeviceOptions,
     DivisionOptions,
@@ -60,9 +61,9 @@ def recipe_name(text: str) -> str | Path:
 
 
 class PretrainedOptions(Options):
-    """The softmax model to convert: a folder, or a name on the Hugging Face hub."""
+    """The softmax model to convert: $MODEL_SOURCE."""
 
-    model: Annotated[Given, PLACE]
+    model: Annotated[ModelName, PLACE]
 
 
 class SequencesOptions(Options):
@@ -128,8 +129,8 @@ class RecipeOptions(Options):
             0 if none is named).
         kl: Weight of the KL divergence to the teacher in adaptation (default: the recipe's, 1 for
             landmarks, 0 for lolcats).
-        teacher: Model that KL is computed to, with the same tokenizer: a folder, or a name on the
-            Hugging Face hub (default: the softmax model itself).
+        teacher: Model that KL is computed to, with the same tokenizer: $MODEL_SOURCE (default: the
+            softmax model itself).
         top_logits: Number of the teacher's largest logits per token that are stored once, before
             the training, instead of keeping the teacher in memory (default: none).
     """
@@ -157,7 +158,7 @@ class RecipeOptions(Options):
     batch: Count | None = None
     dropout: Annotated[Fraction | None, "P"] = None
     kl: Annotated[NonNegative | None, "FACTOR"] = None
-    teacher: Annotated[Given | None, "MODEL"] = None
+    teacher: Annotated[ModelName | None, "MODEL"] = None
     top_logits: Annotated[Count | None, "K"] = None
 
 
@@ -226,11 +227,13 @@ class LinearizedOptions(DeviceOptions):
     model: Annotated[Place, PLACE]
 
 
-class LinearizeGenerateVerb(Verb, LinearizedOptions, SamplingOptions, SeedOptions, Int8Options):
+class LinearizeGenerateVerb(
+    Verb, LinearizedOptions, PromptOptions, SamplingOptions, SeedOptions, Int8Options
+):
     """Continue a text with a linearized model, in constant memory.
 
     Attributes:
-        prompt: Text that the model continues.
+        prompt: Text that the model continues, or answers.
         tokens: Number of tokens to generate.
         prompt_by: Which attention reads the prompt; softmax hands its keys and values over to the
             linear layers.

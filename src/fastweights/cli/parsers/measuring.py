@@ -11,6 +11,7 @@ from fastweights.cli.argument_types import (
     CountsOrZero,
     Given,
     Length,
+    ModelPath,
     Place,
     Positive,
     Positives,
@@ -173,7 +174,7 @@ class BenchMesaVerb(Verb, ContendersOptions, TargetOptions):
     """
 
     run = Deferred("bench", "bench_mesa")
-    checkpoint: Place | None = None
+    checkpoint: ModelPath | None = None
     parts: Annotated[tuple[str, ...], MESA_PARTS, {"nargs": "+"}] = MESA_PARTS
     text: Given = MESA["text"]
     tokens: Length = MESA["tokens"]

@@ -10,6 +10,8 @@ from fastweights.cli.argument_types import (
     CountOrZero,
     Given,
     Length,
+    ModelName,
+    ModelPath,
     NonNegative,
     Place,
     Positive,
@@ -39,12 +41,23 @@ class SamplingOptions(Options):
     temperature: NonNegative = 0.8
 
 
-class GenerateVerb(Verb, SamplingOptions, SeedOptions, Int8Options, PluginsOptions, DeviceOptions):
-    """Continue a text with a model, token by token, in constant memory.
+class PromptOptions(Options):
+    """Continue the prompt as it is, too, where the tokenizer has a chat template; else it is a
+    user's message, and the model answers.
+    """
+
+    raw: bool = False
+
+
+class GenerateVerb(
+    Verb, PromptOptions, SamplingOptions, SeedOptions, Int8Options, PluginsOptions, DeviceOptions
+):
+    """Continue a text with a model, token by token, in constant memory where its layers have that.
 
     Attributes:
         checkpoint: The model: $MODEL_SOURCE.
-        prompt: Text that the model continues; an empty one begins a text (default: a new line).
+        prompt: Text that the model continues, or answers; an empty one begins a text (default: a
+            new line).
         tokens: Number of tokens to generate, fewer where the text ends.
         top_k: Draw each token among the K likeliest only (default: among all).
         tol: Relative residual at which Mesa layers stop solving, such as 1e-4 (default: they use
@@ -52,11 +65,31 @@ class GenerateVerb(Verb, SamplingOptions, SeedOptions, Int8Options, PluginsOptio
     """
 
     run = Deferred("generate", "generate")
-    checkpoint: Annotated[Given, PLACE]
+    checkpoint: Annotated[ModelName, PLACE]
     prompt: Annotated[str, utf8] = "\n"
     tokens: Count = 300
     top_k: Annotated[Count | None, "K"] = None
     tol: Positive | None = None
+
+
+class ChatVerb(Verb, SamplingOptions, SeedOptions, Int8Options, PluginsOptions, DeviceOptions):
+    """Talk with a model: of every turn it reads only what is new. Between turns, /save FILE writes
+    the conversation and its state, /load FILE goes on with one, /exit ends; Ctrl-C stops an answer.
+
+    Attributes:
+        checkpoint: The model: $MODEL_SOURCE; its tokenizer has a chat template.
+        system: What the model is told before the conversation (default: what the template says).
+        tokens: Number of tokens of an answer, at most.
+        top_k: Draw each token among the K likeliest only (default: among all).
+        load: File of a conversation to go on with.
+    """
+
+    run = Deferred("chat", "chat")
+    checkpoint: Annotated[ModelName, PLACE]
+    system: Annotated[Given | None, "TEXT"] = None
+    tokens: Count = 1000
+    top_k: Annotated[Count | None, "K"] = None
+    load: Annotated[Place | None, "FILE"] = None
 
 
 class ImportVerb(Verb, DtypeOptions):
@@ -64,13 +97,13 @@ class ImportVerb(Verb, DtypeOptions):
     tokenizer.
 
     Attributes:
-        model: The model to read: a folder, or a name on the Hugging Face hub; its type is one of
-            $READ.
+        model: The model to read: a folder, a GGUF file, or a name on the Hugging Face hub; its type
+            is one of $READ.
         out: Folder to write to, which must not exist yet.
     """
 
     run = Deferred("import_", "import_model_folder")
-    model: Annotated[Given, PLACE]
+    model: Annotated[ModelName, PLACE]
     out: Place
 
 
@@ -89,7 +122,7 @@ class ExportVerb(Verb):
     """
 
     run = Deferred("export", "export_model_folder")
-    checkpoint: Annotated[Place, PLACE]
+    checkpoint: Annotated[ModelPath, PLACE]
     out: Annotated[Place, PLACE]
     family: Annotated[str | None, WRITTEN, "FAMILY"] = None
     domain: Annotated[str | None, names_in("engines.onnx.domains:DOMAINS")] = None
@@ -143,7 +176,7 @@ class CheckVerb(Verb, DtypeOptions, PluginsOptions, DeviceOptions):
     """
 
     run = Deferred("check", "check")
-    checkpoint: Annotated[Given, PLACE]
+    checkpoint: Annotated[ModelName, PLACE]
     only: Annotated[Given | None, "WORDS"] = None
     length: Annotated[Length, "TOKENS"] = 130
     tolerance: Annotated[Positive | None, "X"] = None
@@ -164,7 +197,7 @@ class AnalyzeVerb(Verb, RecordsOptions, PluginsOptions):
     """
 
     run = Deferred("analyze", "analyze")
-    models: Annotated[tuple[Given, ...], PLACE, "MODEL", {"nargs": "*"}] = ()
+    models: Annotated[tuple[ModelName, ...], PLACE, "MODEL", {"nargs": "*"}] = ()
     text: Annotated[tuple[Given, ...] | None, "SOURCE"] = None
     out: Place = Path("runs/analysis")
     tokens: Length = 1024
@@ -180,7 +213,7 @@ class ModelsOptions(PluginsOptions, Int8Options, DeviceOptions):
         batch: Number of sequences computed at once.
     """
 
-    models: Annotated[tuple[Given, ...], PLACE, "MODEL"]
+    models: Annotated[tuple[ModelName, ...], PLACE, "MODEL"]
     batch: Count = 8
 
 
@@ -205,7 +238,7 @@ class EvalPerplexityVerb(Verb, ModelsOptions, RecordsOptions):
     chunk: CountOrZero = 512
     tokens: Length | None = None
     trained: Annotated[Count | None, "LENGTH"] = None
-    reference: Annotated[Given | None, "MODEL"] = None
+    reference: Annotated[ModelName | None, "MODEL"] = None
 
 
 TASKS = ", ".join(names_in("lab.evals.items:SOURCES"))

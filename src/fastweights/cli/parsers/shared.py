@@ -12,6 +12,7 @@ from fastweights.cli.argument_types import (
     Given,
     Length,
     Positive,
+    chat_template,
     dtype_name,
     own_mixer,
 )
@@ -79,6 +80,8 @@ class TrainingTextOptions(RecordsOptions):
             over it, or its end if there are few).
         validation_tokens: Most tokens to validate on, from all over that text.
         across: Let tokens see earlier documents that share their sequence.
+        template: What writes chats and instructions, and is saved with the model: no chat template,
+            or the one in a file (default: the tokenizer's own, if it has one).
     """
 
     title = "text"
@@ -87,6 +90,7 @@ class TrainingTextOptions(RecordsOptions):
     validation: Annotated[tuple[Given, ...], "SOURCE"] = ()
     validation_tokens: Annotated[Length, "TOKENS"] = TEXT["held_out"]
     across: bool = False
+    template: Annotated[str | None, chat_template, "none|FILE"] = None
 
 
 class DivisionOptions(Options):

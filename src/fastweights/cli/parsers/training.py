@@ -10,6 +10,7 @@ from fastweights.cli.argument_types import (
     Fraction,
     Given,
     Length,
+    ModelName,
     Place,
     Positive,
     mixer_name,
@@ -64,15 +65,14 @@ class ExistingModelOptions(Options):
     """The model to go on from.
 
     Attributes:
-        start: Go on training this model instead of a new one: a folder of a run, a checkpoint or a
-            model, linearized ones too, or a name of a causal language model on the Hugging Face
-            hub. Its weights are trained and saved in float32, whatever they are stored in.
+        start: Go on training this model instead of a new one, linearized ones too: $MODEL_SOURCE.
+            Its weights are trained and saved in float32, whatever they are stored in.
         lora: Train adapters of this rank on all linear layers but the head, and keep the model's
             own weights; needs peft (default: train all weights; without a RANK: $RANK).
     """
 
     title = "existing model"
-    start: Annotated[Given | None, "MODEL", Named(("--from",))] = None
+    start: Annotated[ModelName | None, "MODEL", Named(("--from",))] = None
     lora: Annotated[Count | None, "RANK", {"nargs": "?", "const": RANK.default}] = None
 
 
@@ -172,7 +172,7 @@ class PlannedModelOptions(ArchitectureOptions):
     """
 
     title = "model"
-    start: Annotated[Given | None, "MODEL", Named(("--from",))] = None
+    start: Annotated[ModelName | None, "MODEL", Named(("--from",))] = None
     vocabulary: Annotated[Count | None, "N"] = None
 
 

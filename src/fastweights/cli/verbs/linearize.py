@@ -34,6 +34,7 @@ from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.plots import png
 from fastweights.training.data.documents import Data
+from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.files import atomic_file
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.signals import StopOnSignal
@@ -55,9 +56,10 @@ def conversion(chosen: Namespace) -> Conversion:
         field=chosen.field,
         weights=tuple(chosen.data_weights),
         stream=chosen.stream,
+        template=chosen.template,
     )
     return Conversion(
-        model=chosen.model,
+        model=model_source(chosen.model),
         data=data,
         recipe=with_training_options(recipe_of(chosen), chosen),
         layers=chosen.layers,
@@ -91,7 +93,8 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     budget = _cache_budget(chosen) or LayerBudget(chosen.softmax_layers)
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
     recipe = recipe_of(chosen)
-    planned = plan(chosen.model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
+    model = model_source(chosen.model)
+    planned = plan(model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
     for line in [*describe_plan(planned, recipe.analog), *describe_budget(budget, planned)]:
         console.print(line, markup=False, soft_wrap=True)
 
@@ -141,7 +144,14 @@ def run(chosen: Namespace, console: Console) -> int:
 def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with a linearized model."""
     model, tokenizer = _load_linearized(chosen, int8=chosen.int8)
-    request = Request(chosen.prompt, chosen.tokens, chosen.temperature, _top_k(model), chosen.seed)
+    request = Request(
+        prompt=chosen.prompt,
+        tokens=chosen.tokens,
+        temperature=chosen.temperature,
+        top_k=_top_k(model),
+        seed=chosen.seed,
+        raw=chosen.raw,
+    )
     read = read_by_softmax if chosen.prompt_by == "softmax" else None
     write_continuation(model, tokenizer, request, read)
 

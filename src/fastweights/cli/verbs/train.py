@@ -120,6 +120,7 @@ def train_config(chosen: Namespace) -> TrainConfig:
             held_out=chosen.validation_tokens,
             weights=tuple(chosen.data_weights),
             stream=chosen.stream,
+            template=chosen.template,
         ),
         model=model,
         optimizer=_optimizer(chosen),
@@ -195,7 +196,7 @@ def _write_sample(model: Any, tokenizer: Any, tokens: int) -> None:
         max_new_tokens=tokens,
         do_sample=True,
         temperature=0.8,
-        streamer=TextStreamer(tokenizer),
+        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
     )
 
 

@@ -106,7 +106,7 @@ class ConversionText:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's own tokenizer.
+        """The model's own tokenizer, with the chat template that is asked for.
 
         Raises:
             DataError: If it gives texts tokens for which the model has no embeddings.
@@ -114,7 +114,7 @@ class ConversionText:
         source = self.run.conversion.model
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
         require_embeddings(tokenizer, logit_count(source), source)
-        return tokenizer
+        return self.run.conversion.data.set_template(tokenizer)
 
     def train(self, length: int | None = None) -> Batches:
         """Return the text to train on, in an order that the seed decides.

@@ -160,6 +160,31 @@ def write_by_template(
     yield text[behind:], False
 
 
+def write_question(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerFast
+) -> str:
+    """Write messages as the tokenizer's chat template has them, up to where the answer to the last
+    begins.
+
+    Raises:
+        DataError: If the template refuses them.
+    """
+    try:
+        return _Template(tokenizer, {}).write(messages, add_generation_prompt=True)
+    except _REFUSALS as error:
+        raise DataError(
+            f"the conversation does not fit the tokenizer's chat template: {error}"
+        ) from error
+
+
+def turn_end(tokenizer: PreTrainedTokenizerFast) -> str:
+    """What the tokenizer's chat template writes behind an answer; empty if that is not known."""
+    mark = _mark("")
+    messages = [{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": mark}]
+    written = _Template(tokenizer, {}).try_to_write(messages) or ""
+    return written.rpartition(mark)[2].strip() if mark in written else ""
+
+
 def _write(
     conversation: Conversation, place: str, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[str, list[Span]]:

@@ -309,7 +309,8 @@ def build_tokenizer(text: Text) -> PreTrainedTokenizerFast:
     Raises:
         DataError: If the tokenizer cannot be made, or the text not be read.
     """
-    return text.tokenization.build(_sample(text) if text.tokenization.is_learnt else ())
+    sample = _sample(text) if text.tokenization.is_learnt else ()
+    return text.set_template(text.tokenization.build(sample))
 
 
 def _sample(text: Text) -> Iterator[str]:

@@ -190,7 +190,7 @@ class TextFolder:
         """Have what is not there written in the background, behind what a former process left."""
         self._wait_for_former(stop)
         texts = self._read_texts()
-        begun = (None if texts is None else self._sound(texts, reporter)) or self._begin()
+        begun = (None if texts is None else self._sound(texts, reporter)) or self._begin(reporter)
         if begun != texts:
             begin_journal(self.path, begun)
         if set(begun.ended) == self.sources.names:
@@ -221,7 +221,7 @@ class TextFolder:
         if index is not None and sound == texts:
             self._tell_of_changes(index, reporter)
             return
-        begun = sound or self._begin()
+        begun = sound or self._begin(reporter)
         begin_journal(self.path, begun)
         written = self._write_texts(begun, reporter, stop)
         if texts is not None and texts.was_whole and written.shards != texts.shards:
@@ -284,8 +284,9 @@ class TextFolder:
                 " to train on the text as it is now, choose another folder."
             )
 
-    def _begin(self) -> StoredTexts:
+    def _begin(self, reporter: Reporter) -> StoredTexts:
         """An empty folder, but for the tokenizer."""
+        self._tell_of_template(reporter)
         remove_folder(self.path)
         self.path.mkdir(parents=True)
         return StoredTexts(
@@ -294,6 +295,24 @@ class TextFolder:
             sources=describe(self.texts),
             tokenizer=self._save_tokenizer(),
         )
+
+    def _tell_of_template(self, reporter: Reporter) -> None:
+        """Say what writes records that have prompts, by the first document of each text."""
+        documents = (
+            next(read_documents(files, self.tokenizer, self.sources.field))
+            for files in self.texts.values()
+        )
+        first = [next(document) for document in documents]
+        if any(piece.templated for piece in first):
+            reporter.note(
+                "template    chats and instructions are written by the tokenizer's chat template"
+                " (--template none: as plain text)"
+            )
+        elif not all(piece.response for piece in first):
+            reporter.note(
+                "template    none: chats are written as lines, role: content, and instructions with"
+                " Alpaca's prompt (--template FILE: by a chat template)"
+            )
 
     def _save_tokenizer(self) -> Mapping[str, str]:
         with atomic_folder(self.path / TOKENIZER) as new:

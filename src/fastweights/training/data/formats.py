@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from fastweights.errors import DataError
 from fastweights.training.data.chats import (
+    ASSISTANT,
+    Conversation,
     read_conversation,
     write_by_template,
     write_lines,
@@ -87,7 +89,8 @@ def _known_format(
         case {"messages": [*messages]} if messages:
             return _chat(record, messages, place, tokenizer)
         case {"instruction": str(instruction), "output": str(output)}:
-            return _answered(_alpaca(instruction, str(record.get("input") or "")), output)
+            given = str(record.get("input") or "")
+            return _instruction(instruction, given, output, place, tokenizer)
         case {"prompt": str(prompt), "response": str(response)}:
             return _answered(prompt, response)
         case {"text": str(text)}:
@@ -171,6 +174,21 @@ def _check_characters(text: str, place: str) -> None:
         ) from error
 
 
+def _instruction(
+    instruction: str,
+    given: str,
+    output: str,
+    place: str,
+    tokenizer: PreTrainedTokenizerFast | None,
+) -> list[TextPiece]:
+    """As a chat of two messages where there is a chat template, or else as Alpaca has it."""
+    if tokenizer is None or tokenizer.chat_template is None:
+        return _answered(_alpaca(instruction, given), output)
+    question = f"{instruction}\n\n{given}" if given else instruction
+    messages = [{"role": "user", "content": question}, {"role": ASSISTANT, "content": output}]
+    return _templated(Conversation(messages, [1]), place, tokenizer)
+
+
 def _alpaca(instruction: str, given: str) -> str:
     more = ", paired with an input that provides further context" if given else ""
     section = f"### Input:\n{given}\n\n" if given else ""
@@ -190,5 +208,11 @@ def _chat(
     conversation = read_conversation(messages, place, first, _options(record, place))
     if tokenizer is None or tokenizer.chat_template is None:
         return [TextPiece(*part) for part in write_lines(conversation, place)]
+    return _templated(conversation, place, tokenizer)
+
+
+def _templated(
+    conversation: Conversation, place: str, tokenizer: PreTrainedTokenizerFast
+) -> list[TextPiece]:
     parts = write_by_template(conversation, place, tokenizer)
     return [TextPiece(text, learnt, templated=True) for text, learnt in parts if text]

@@ -61,6 +61,8 @@ class Sources(ABC):
         weights: The share of training of each source, in any unit; none if they are one text.
         stream: Tokens of the blocks in whose order a text is trained on while it is being
             tokenized; None to tokenize all of it before.
+        template: The chat template that writes chats and instructions, and that the tokenizer has
+            from then on; empty for none, None for the tokenizer's own.
 
     Raises:
         DataError: If there is no source, or not one weight for each.
@@ -75,6 +77,7 @@ class Sources(ABC):
     held_out: int = 1 << 16
     weights: tuple[float, ...] = ()
     stream: int | None = None
+    template: str | None = None
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -85,6 +88,12 @@ class Sources(ABC):
     @abstractmethod
     def framing(self, tokenizer: PreTrainedTokenizerFast) -> Framing:
         """Return what stands around the documents."""
+
+    def set_template(self, tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+        """Give a tokenizer the chat template that is asked for."""
+        if self.template is not None:
+            tokenizer.chat_template = self.template or None
+        return tokenizer
 
     def require_blocks(self, length: int) -> None:
         """Raise DataError if a block is too small for sequences of so many tokens, or too large."""

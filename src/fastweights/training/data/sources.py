@@ -65,8 +65,8 @@ def read_documents(
             "hub:NAME:SPLIT" and "hub:NAME:CONFIGURATION:SPLIT" for a data set of the Hugging Face
             hub. A record has "text", or "instruction" and "output" (Alpaca), or "prompt" and
             "response", or "messages" of "role" and "content" (chat).
-        tokenizer: Its chat template writes the turns of a chat; without one, they are ``role:
-            content`` lines.
+        tokenizer: Its chat template writes chats and instructions; without one, chats are ``role:
+            content`` lines, and instructions have Alpaca's prompt.
         field: The column of the text (or of messages) in records; none means those named above.
         advance: Hears how many bytes of files have just been read, of `size_of` them.
 

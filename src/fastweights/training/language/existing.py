@@ -25,7 +25,7 @@ from fastweights.errors import CheckpointError, TrainingError
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.data.tokenizers import ExistingTokenizer, require_embeddings
 from fastweights.training.language.adapters import LoRA, add_adapters
-from fastweights.training.loop.checkpoint import hash_file, model_folder, no_progress_bars
+from fastweights.training.loop.checkpoint import hash_file, model_source, no_progress_bars
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -36,7 +36,8 @@ class ExistingModel:
     transformers.
 
     Attributes:
-        source: A folder of a run, a checkpoint or a model, or a name on the Hugging Face hub.
+        source: A folder of a run, a checkpoint or a model, a GGUF file, or a name on the Hugging
+            Face hub.
         lora: Adapters to train in place of all weights; None to train all weights.
         weights: Hash of the configuration and the weights at `source`, or their commit on the hub,
             by which a run that is resumed notices other ones; found out unless it is given.
@@ -58,8 +59,7 @@ class ExistingModel:
     @cached_property
     def folder(self) -> str:
         """The folder with the model's files, or its name on the hub."""
-        path = Path(self.source)
-        return str(model_folder(path)) if path.exists() else self.source
+        return model_source(self.source)
 
     @property
     def tokenization(self) -> ExistingTokenizer:

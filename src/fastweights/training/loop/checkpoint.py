@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from fastweights.errors import CheckpointError
+from fastweights.importers.gguf import dequantize, is_gguf
 from fastweights.training.loop.files import (
     atomic_folder,
     partial_path,
@@ -227,12 +228,30 @@ def no_warnings_of_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
+def model_source(source: str | Path) -> str:
+    """Return what transformers reads a model by that is named to us: a folder, or a name on the
+    Hugging Face hub.
+
+    Args:
+        source: A folder of a run, a checkpoint or a model, a GGUF file, or a name on the hub.
+
+    Raises:
+        CheckpointError: If there is no model in the folder, or none in the file that can be read.
+        ValueError: If there is no such GGUF file, or nothing to read it with.
+    """
+    path = Path(source)
+    return str(model_folder(path)) if is_gguf(path) or path.exists() else str(source)
+
+
 def model_folder(path: Path) -> Path:
-    """Return the model folder that `path` means: itself, or the one of a run, finished or not.
+    """Return the model folder that `path` means: itself, the one of a run, finished or not, or that
+    of a GGUF file.
 
     Raises:
         CheckpointError: If there is no model.
     """
+    if is_gguf(path):
+        return dequantize(path)
     candidates = [
         path,
         path / "model",
