@@ -450,7 +450,7 @@ def test_without_a_name_the_recipe_is_the_one_that_has_what_is_asked_for(option)
     assert chosen() == RECIPES["landmarks"]
     assert chosen("--sinks", "4", "--convolution", "0", "--rule", "windowed") == chosen()
     for number in ("0", "1"):
-        analog = LinearAttentionConfig("landmarks", window=0, sinks=int(number))
+        analog = replace(RECIPES["landmarks"].analog, window=0, sinks=int(number))
         assert chosen("--window", "0", "--sinks", number).analog == analog
     window = ("--window", "0") if option[0] == "--convolution" else ()
     assert chosen(*option, *window) == chosen("--recipe", "lolcats", *option, *window)

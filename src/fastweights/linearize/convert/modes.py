@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ class WindowOnly(OtherRecurrence):
 
     def replacement(self, record: Recurrence) -> Recurrence:
         window = require_window(record, self)
-        if isinstance(window, WindowedLinear) and window.sinks:
+        if window.sinks and getattr(window, "log_scale", None) is not None:
             return without_landmarks(window)
         window = without_log_scale(window)
         return replace(window, mix=torch.ones_like(window.mix), shared=False)
@@ -115,12 +115,10 @@ class LinearOnly(OtherRecurrence):
 
 def hide_window(record: Windowed | WindowedLinear) -> Recurrence:
     """Return the record whose rule covers all tokens, without softmax."""
-    if isinstance(record, Windowed):
-        return replace(record, window=0, sinks=0)
-    return replace(record, window=0)
+    return replace(record, window=0, sinks=0)
 
 
-def without_landmarks(record: WindowedLinear) -> WindowedLinear:
+def without_landmarks(record: Any) -> WindowedLinear:
     """Return the record whose queries read sinks, and no landmarks."""
     fq = features(record.fq)
     sinks = fq[..., -record.sinks :]

@@ -175,7 +175,7 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
         LinearAttentionConfig(rule="gla", gates="pooled", shared=False), (AdaptationConfig(),)
     ),
     "landmarks": LinearizationRecipe(
-        LinearAttentionConfig(features="landmarks", sinks=4),
+        LinearAttentionConfig("landmarks", feature_dim=16, window=80, sinks=4),
         (TransferConfig(), AdaptationConfig(loss=KL)),
     ),
     "lawcat": LinearizationRecipe(LinearAttentionConfig(window=0, rule="gla", convolution=4)),
@@ -209,7 +209,8 @@ RECIPE_NOTES: Mapping[str, str] = {
     " channels, beside a window with a normaliser of its own, LoRA alone; theirs weighs both"
     " sides alike, ours learns γ",
     "landmarks": "ours: features that are a softmax over landmarks, which are placed among the"
-    " model's keys, beside a window of 64 and 4 sinks; then LoLCATs' stages, the second by KL",
+    " model's keys, 32 of them beside a window of 80 and 4 sinks; then LoLCATs' stages, the second"
+    " by KL",
     "lawcat": "Liu et al., 2025 (arXiv 2509.18467): causal convolutions of 4 taps of q and k"
     " before the feature maps, normalised gated linear attention, and no window; LoLCATs' two"
     " stages, of sequences of 1024 tokens (a conversion's default). Gates, steps and rates are"
