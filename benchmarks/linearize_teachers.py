@@ -208,63 +208,6 @@ def far_recipe(corpus: Path, text: CopiedText, start: Path) -> TrainConfig:
     )
 
 
-@dataclass(frozen=True)
-class Repeats(Batches):
-    """Random symbols, and the same again: every token of the second half stands `distance` tokens
-    after its twin.
-    """
-
-    distance: int = 40
-    symbols: int = 64
-    count: int = 1 << 20
-
-    @property
-    def length(self) -> int:
-        return 2 * self.distance
-
-    @property
-    def tokens(self) -> int:
-        return self.count * self.length
-
-    def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(random_seed_from(abs(first), count, first < 0))
-        half = torch.randint(0, self.symbols, (count, self.distance), generator=generator)
-        ids = torch.cat([half, half], 1)
-        labels = ids.clone()
-        labels[:, : self.distance + 1] = IGNORE_INDEX
-        return {"input_ids": ids, "labels": labels}
-
-    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """Of sequences that `batch` does not get to."""
-        for first in range(0, self.count, count):
-            yield self.batch(-1 - first, count)
-
-
-def train_recall(out: Path, watch: Reporter, stop: StopOnSignal) -> None:
-    """A Llama of two layers: one finds what stood before, the other what came after it."""
-    torch.manual_seed(0)
-    fields = {
-        "vocab_size": Repeats.symbols,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-    }
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    special = {"bos_token_id": None, "eos_token_id": None}
-    model = LlamaForCausalLM(LlamaConfig(**fields, **heads, **special))
-    settings = Fit(
-        steps=2000,
-        batch=32,
-        optimizer=AdamW(lr=1e-3),
-        schedule=Cosine(warmup=100),
-        every=Every(log=50, evaluation=250, checkpoint=250),
-    )
-    if fit(
-        AdaptStage(model, Repeats(), Repeats(count=256)), settings, out, reporter=watch, stop=stop
-    ):
-        model.save_pretrained(out / "model")
-
-
 def write_corpus(data: Path, folder: Path) -> None:
     """train.jsonl and validation.jsonl of `folder`, from all documents in `data` that are no test
     set.

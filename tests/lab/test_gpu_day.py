@@ -286,8 +286,9 @@ def test_rows_that_are_no_success():
 def timed(op: str, library: str, median: float, phase: str = "forward", **facts) -> TimeRow:
     plan = DayPlan()
     sizes = facts.pop("sizes", plan.problem(op, plan.main).sizes)
-    times = Times(median, median, median, 5)
-    return TimeRow(op, sizes, "bfloat16", phase, library, library, 0, times, **facts)
+    facts = {"seconds": Times(median, median, median, 5), "dtype": "bfloat16", **facts}
+    names = {"contender": library, "library": library}
+    return TimeRow(op=op, sizes=sizes, phase=phase, round=0, **names, **facts)
 
 
 def test_goals_are_held_beside_what_was_found(tmp_path):
