@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Row, results
+from pages.page import Row, rows_of
 
 ACTS = {
     "read": "512 tokens read",
@@ -15,8 +15,8 @@ ACTS = {
 def models() -> str:
     """Models in bfloat16 beside float32."""
     rows = [
-        [mixer, said, *_model(acts[act])]
-        for mixer, acts in results("bfloat16")["models"].items()
+        [row["name"], said, *_model(row[act])]
+        for row in rows_of("bfloat16", part="model")
         for act, said in ACTS.items()
     ]
     return table(["mixer", "", "float32", "bfloat16", "×", "autocast"], rows)
@@ -31,9 +31,9 @@ def _model(found: Row) -> list[str]:
 def streams() -> str:
     """Streams of bfloat16 in the compiled kernels."""
     rows = [
-        [name, act, *(_ms(found[way]) for way in ("narrow", "converted", "float32"))]
-        for name, acts in results("bfloat16")["operations"].items()
-        for act, found in acts.items()
+        [row["name"], act, *(_ms(row[act][way]) for way in ("narrow", "converted", "float32"))]
+        for row in rows_of("bfloat16", part="operation")
+        for act in ("forward", "forward and backward")
     ]
     return table(["kernel", "", "bfloat16 as it is", "converted", "float32"], rows)
 
@@ -50,14 +50,13 @@ def long_convolutions() -> str:
             _ms(row["ours_ms"]),
             *(_ratio(row, peer) for peer in peers),
         ]
-        for row in results("long_convolution")["sequences"]
+        for row in rows_of("long_convolution", group="sequences")
     )
     return table(columns, rows)
 
 
 def long_convolution_tokens() -> str:
     """One token behind others: the convolution, and a layer of it."""
-    found = results("long_convolution")
     columns = ["", "tokens", "ours", "FFT of all tokens, ×", "SDPA, ×", "filter made anew, ×"]
     rows = [
         [
@@ -67,7 +66,7 @@ def long_convolution_tokens() -> str:
             *(_ratio(row, peer) for peer in TOKEN_PEERS),
         ]
         for name, part in (("`LongConvolution`", "tokens"), ("layer `hyena`", "layers"))
-        for row in found[part]
+        for row in rows_of("long_convolution", group=part)
     ]
     return table(columns, rows)
 

@@ -27,6 +27,10 @@ PACKAGES = (
     "mamba-ssm",
     "xlstm",
     "numpy",
+    "onnx",
+    "onnxruntime",
+    "torchao",
+    "vllm",
 )
 
 
