@@ -175,7 +175,7 @@ def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: tor
         if not report.has(group):
             times = time_implementations(contenders, inputs, phase, plan.budget, device)
             ceilings = Ceilings.of(report.ceilings)
-            made = _Rows(case, sizes, plan, phase, inputs, errors, ceilings, device)
+            made = _PhaseRows(case, sizes, plan, phase, inputs, errors, ceilings, device)
             report.add(group, list(made.of(contenders, times)))
 
 
@@ -266,7 +266,7 @@ def _share(work: float, times: Times | None, rate: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _PhaseRows:
     """The rows of one phase of a case."""
 
     case: Case
