@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,9 @@ class Report:
 
 
 def _record(row: Any) -> Row:
-    return {"type": type(row).__name__, **asdict(row)} if is_dataclass(row) else row
+    if isinstance(row, dict):
+        return row
+    return {"type": type(row).__name__, **asdict(row)}
 
 
 def _content(path: Path) -> Row:
