@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fastweights.lab.check import LAWS
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, rows_of
 
 SHORT = {"holds": "✓", "refused": "refuses", "not asked": ""}
 
@@ -21,36 +21,30 @@ def laws() -> str:
 
 def versions() -> str:
     """With what it was tried."""
-    header = results("check")["header"]
-    shown = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    return f"Commit {header['commit'][:9]}; {shown}."
+    return f"{origin('check')}."
 
 
 def theirs() -> str:
     """A line per family of transformers for each law that one of them does not hold."""
-    return _matrix([row for row in results("check")["rows"] if row["kind"] == "transformers"])
+    return _matrix(rows_of("check", kind="transformers"))
 
 
 def patched() -> str:
     """The same of patched models."""
-    return _matrix([row for row in results("check")["rows"] if row["kind"] == "patched"])
+    return _matrix(rows_of("check", kind="patched"))
 
 
 def ours() -> str:
     """The same of our mixers."""
-    return _matrix([row for row in results("check")["rows"] if row["kind"] == "ours"])
+    return _matrix(rows_of("check", kind="ours"))
 
 
 def fla() -> str:
     """The same of flash-linear-attention's families, and why others were not asked."""
-    found = results("check_fla")
-    with_, rows = found["header"]["versions"], found["rows"]
+    rows = rows_of("check_fla")
     left = [f"- `{row['family']}`: {row['reason']}" for row in rows if "reason" in row]
-    said = (
-        f"flash-linear-attention {with_['flash-linear-attention']}, triton {with_['triton']}, torch"
-        f" {with_['torch']}, commit {found['header']['commit'][:9]}."
-    )
-    return "\n\n".join([said, _matrix([row for row in rows if "findings" in row]), *left])
+    asked = _matrix([row for row in rows if "findings" in row])
+    return "\n\n".join([f"{origin('check_fla')}.", asked, *left])
 
 
 def _matrix(rows: list[Row]) -> str:
@@ -90,12 +84,12 @@ def reasons() -> str:
 
 def _reasons() -> Iterator[str]:
     said: dict[tuple[str, str], list[str]] = {}
-    for row in results("check")["rows"]:
+    for row in rows_of("check"):
         for finding in row["findings"]:
             if finding["reason"] and finding["verdict"] != "not asked":
                 who = f"`{row['family']}`" + (", patched" if row["kind"] == "patched" else "")
                 said.setdefault((finding["reason"], finding["law"]), []).append(who)
-    everyone = sum(row["kind"] == "ours" for row in results("check")["rows"])
+    everyone = len(rows_of("check", kind="ours"))
     for (reason, law), who in said.items():
         yield f"- {law}: {reason}: {'all of ours' if len(who) == everyone else '; '.join(who)}"
 

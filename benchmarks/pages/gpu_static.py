@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, results, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +31,16 @@ GOAL, MESA_GOAL = 2.5, 3.0
 PHASES = ("forward", "backward")
 
 
-def _rows(kind: str) -> list[Row]:
-    return [row for row in results("static")["rows"] if row["type"] == kind]
+def _gpus() -> dict[str, Row]:
+    return results("static")["header"]["settings"]["gpus"]
+
+
+def _phases(**where: str) -> list[Row]:
+    return rows_of("static", type="PhaseRow", **where)
+
+
+def _launch_rows(**where: str) -> list[Row]:
+    return rows_of("static", type="LaunchRow", **where)
 
 
 def _goal(problem: str) -> float:
@@ -44,10 +52,8 @@ def _ms(seconds: float | None) -> str:
     return "—" if seconds is None else f"{1e3 * seconds:.3f}"
 
 
-def origin() -> str:
-    found = results("static")
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"Commit {found['commit'][:9]}; {versions}."
+def measured() -> str:
+    return f"{origin('static')}."
 
 
 def rates() -> str:
@@ -64,20 +70,20 @@ def rates() -> str:
             f"{gpu['special'] / 1e12:.1f}",
             f"{gpu['issue'] / 1e12:.2f}",
         )
-        for name, gpu in results("static")["gpus"].items()
+        for name, gpu in _gpus().items()
     )
     return table(columns, lines)
 
 
 def operations() -> str:
     """Per problem and phase, and per GPU: the sum of its launches' floors over its roofline."""
-    gpus = list(results("static")["gpus"])
+    gpus = list(_gpus())
     columns = ("operation", "", "launches", *(f"{gpu}: floor / roofline, ms" for gpu in gpus))
     return table(columns, _operation_lines(gpus))
 
 
 def _operation_lines(gpus: list[str]) -> Iterator[tuple[str, ...]]:
-    found = {(row["problem"], row["phase"], row["gpu"]): row for row in _rows("PhaseRow")}
+    found = {(row["problem"], row["phase"], row["gpu"]): row for row in _phases()}
     for problem, phase in dict.fromkeys((problem, phase) for problem, phase, _ in found):
         rows = [found[problem, phase, gpu] for gpu in gpus]
         shown = (
@@ -91,7 +97,7 @@ def _operation_lines(gpus: list[str]) -> Iterator[tuple[str, ...]]:
 def limits() -> str:
     """Per problem and phase, on one GPU: what each limit alone would take in all launches."""
     columns = ("operation", "", *(f"{name}, ms" for name in LIMITS.values()), "floor")
-    rows = (row for row in _rows("PhaseRow") if row["gpu"] == SHOWN)
+    rows = _phases(gpu=SHOWN)
     lines = (
         (row["problem"], row["phase"], *(_ms(row[name]) for name in (*LIMITS, "floor")))
         for row in rows
@@ -101,7 +107,7 @@ def limits() -> str:
 
 def launches() -> str:
     """All launches on one GPU: what each moves and computes, and what binds it."""
-    rows = [row for row in _rows("LaunchRow") if row["gpu"] == SHOWN]
+    rows = _launch_rows(gpu=SHOWN)
     return "\n\n".join(
         f"### {problem}\n\n{_launches(list(found))}"
         for problem, found in groupby(rows, lambda row: row["problem"])
@@ -147,14 +153,14 @@ def _launch(row: Row) -> tuple[str, ...]:
 
 def resources() -> str:
     """What each kernel takes of a multiprocessor, on every GPU."""
-    gpus = list(results("static")["gpus"])
+    gpus = list(_gpus())
     columns = ("operation", "kernel", *gpus)
     return table(columns, _resource_lines(gpus))
 
 
 def _resource_lines(gpus: list[str]) -> Iterator[tuple[str, ...]]:
     found: dict[tuple[str, str], dict[str, list[Row]]] = {}
-    for row in _rows("LaunchRow"):
+    for row in _launch_rows():
         by_gpu = found.setdefault((row["problem"], row["kernel"]), {})
         by_gpu.setdefault(row["gpu"], []).append(row)
     for (problem, kernel), by_gpu in found.items():
@@ -175,7 +181,7 @@ def _resources(row: Row) -> str:
 
 def compilation() -> str:
     """Seconds until the first results of an operation."""
-    rows = {(row["problem"], row["phase"]): row for row in _rows("PhaseRow") if row["gpu"] == SHOWN}
+    rows = {(row["problem"], row["phase"]): row for row in _phases() if row["gpu"] == SHOWN}
     lines = (
         (problem, *(f"{rows[problem, phase]['compilation']:.1f} s" for phase in PHASES))
         for problem in dict.fromkeys(problem for problem, _ in rows)
@@ -185,7 +191,7 @@ def compilation() -> str:
 
 def floors() -> bytes:
     """The floors of all operations over their rooflines, and the goals, on one GPU."""
-    rows = [row for row in _rows("PhaseRow") if row["gpu"] == SHOWN]
+    rows = _phases(gpu=SHOWN)
     names = list(dict.fromkeys(row["problem"] for row in rows))
     figure, axes = canvas(1, 2, 5.6, 0.26 * len(names) + 1.0)
     for panel, phase in zip(axes[0], PHASES, strict=True):
@@ -219,7 +225,7 @@ PAGE = Page(
     "gpu-static",
     Stretches(
         {
-            "origin": origin,
+            "origin": measured,
             "rates": rates,
             "operations": operations,
             "limits": limits,

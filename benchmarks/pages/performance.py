@@ -15,7 +15,7 @@ from itertools import groupby
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from pages import cpu
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, results, rows_of
 
 OURS = "fastweights"
 
@@ -51,15 +51,7 @@ MARKERS = "oDv^sP*X"
 
 
 def machine() -> str:
-    ops = results("ops")
-    return f"{_machine(ops['header'])}. Ceilings: {_ceilings(ops['ceilings'])}."
-
-
-def _machine(header: Row) -> str:
-    machine, versions = header["machine"], header["versions"]
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
-    return f"Commit {header['commit'][:9]}; {machine['cpu']}, {threads}; {shown}"
+    return f"{origin('ops')}. Ceilings: {_ceilings(results('ops')['ceilings'])}."
 
 
 def _ceilings(ceilings: dict[str, float | None]) -> str:
@@ -73,17 +65,13 @@ def _ceilings(ceilings: dict[str, float | None]) -> str:
 
 
 def operations() -> str:
-    return _sections(_of_ops("ops"))
+    return _sections(rows_of("ops", type="OpRow"))
 
 
 def layers() -> str:
-    rows, header = _of_ops("layers"), results("layers")["header"]
+    rows, header = rows_of("layers", type="OpRow"), results("layers")["header"]
     names = " and ".join(_operations(rows))
     return f"{_sections(rows)}\n\nThe layers {names} at commit {header['commit'][:9]}."
-
-
-def _of_ops(name: str) -> list[Row]:
-    return [row for row in results(name)["rows"] if row["type"] == "OpRow"]
 
 
 def _operations(rows: Iterable[Row]) -> list[str]:
@@ -178,7 +166,7 @@ def per_channel() -> str:
     """Time of decays per key channel over that of one decay per head."""
     chosen = {
         (row["op"], str(row["sizes"]), row["phase"]): row
-        for row in _of_ops("ops")
+        for row in rows_of("ops", type="OpRow")
         if row["auto"] and row["seconds"]
     }
 
@@ -193,7 +181,7 @@ def per_channel() -> str:
 
 
 def _slopes() -> list[Row]:
-    return [row for row in results("scaling")["rows"] if row["type"] == "SlopeRow"]
+    return rows_of("scaling", type="SlopeRow")
 
 
 def lengths() -> str:
@@ -240,7 +228,7 @@ def tokens() -> str:
     models.
     """
     decode = results("steps")
-    rows = [row for row in decode["rows"] if row["type"] == "StepRow" and row["seconds"]]
+    rows = [row for row in rows_of("steps", type="StepRow") if row["seconds"]]
     columns = ("", "", "sizes", "ours", "× floor [goal]", "of GEMM", "torch.compile")
     lines = (
         _token(*key, list(found))
@@ -263,13 +251,12 @@ def _token(level: str, op: str, sizes: str, rows: list[Row]) -> list[str]:
 
 def training() -> str:
     """A step of small models of equal size, eager and compiled."""
-    train = results("train")
     columns = ("mixer", "parameters", "tokens", "eager", "torch.compile", "eager / compiled")
     lines = (
         _training(mixer, {row["contender"]: row for row in found})
-        for mixer, found in groupby(train["rows"], lambda row: row["mixer"])
+        for mixer, found in groupby(rows_of("train"), lambda row: row["mixer"])
     )
-    return f"{_machine(train['header'])}.\n\n{table(columns, lines)}"
+    return f"{origin('train')}.\n\n{table(columns, lines)}"
 
 
 def _training(mixer: str, rows: dict[str, Row]) -> list[str]:
@@ -317,11 +304,8 @@ PAGE = Page(
             "crossovers": crossovers,
             "tokens": tokens,
             "training": training,
-            "imported": cpu.imported,
             "bfloat16_models": cpu.models,
             "bfloat16_streams": cpu.streams,
-            "rules": cpu.rules,
-            "rank_one": cpu.rank_one,
             "long_convolutions": cpu.long_convolutions,
             "long_convolution_tokens": cpu.long_convolution_tokens,
         }

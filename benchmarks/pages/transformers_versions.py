@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, rows_of
 
 
 def _rows() -> list[Row]:
-    return results("transformers_versions")["rows"]
+    return rows_of("transformers_versions")
 
 
 def versions() -> str:

@@ -92,7 +92,6 @@ TABLE: dict[str, Row] = {
     "--only": GIVEN,
     "--optimizer": CHOICE,
     "--out": GIVEN,
-    "--parts": CHOICE,
     "--patience": POSITIVE,
     "--positions": CHOICE,
     "--preset": GIVEN,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +31,7 @@ from fastweights.train import Bytes
 from fastweights.training.loop.checkpoint import save_model
 
 pytestmark = pytest.mark.long
+with_known_ceilings = pytest.mark.usefixtures("known_ceilings")
 
 CPU = torch.device("cpu")
 HEADER = Header("test", None, {}, {}, {})
@@ -43,6 +43,12 @@ TINY = Sizes(1, 64, 2, 4, 4)
 @dataclass(frozen=True)
 class Note:
     text: str
+
+
+@pytest.fixture
+def known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine reaches is measured once, where that is what is tested."""
+    monkeypatch.setattr(Ceilings, "measure_now", lambda device, *, quick: Ceilings.of(CEILINGS))
 
 
 def report(path: Path, header: Header = HEADER) -> Report:
@@ -138,6 +144,7 @@ def test_the_header_names_commit_machine_and_versions():
     assert torch.backends.mkldnn.matmul.fp32_precision == precision
 
 
+@with_known_ceilings
 def test_ops_rows_have_all_figures(tmp_path):
     path = tmp_path / "ops.json"
     run("ops", "--quick", "--no-memory", "--only", "decay scalar", "--out", path)
@@ -238,6 +245,7 @@ def test_memory_grows_with_the_sequence():
     assert peak_bytes(replace(task, contender="nobody"), 60) is None
 
 
+@with_known_ceilings
 def test_scaling(tmp_path):
     path = tmp_path / "s.json"
     run("ops", "--quick", "--scaling", "--only", "decay tied", "--out", path)
@@ -246,15 +254,17 @@ def test_scaling(tmp_path):
     assert ops._log_slope((1, 2, 4), (3.0, 12.0, 48.0)) == pytest.approx(2)
 
 
+@with_known_ceilings
 def test_decode(tmp_path):
     path = tmp_path / "d.json"
-    run("decode", "--quick", "--only", "delta*", "--out", path)
+    run("decode", "--quick", "--only", "delta s*", "--out", path)
     step = {row["contender"]: row for row in rows(path) if row["op"] == "delta scalar"}
     assert step["gated delta step"]["seconds"]
     assert step["SDPA with a cache"]["ratio"] > 0
     assert step["fastweights"]["over_floor"] > 1
 
 
+@with_known_ceilings
 def test_decode_steps_of_peers_run(tmp_path):
     path = tmp_path / "d.json"
     for name in ("decay scalar", "selective scan", "delta vector"):
@@ -279,7 +289,7 @@ def test_compiled_models_are_decoded(tmp_path):
     assert row["seconds"], row["note"]
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("pictures", "known_ceilings")
 def test_flatness_is_followed_and_drawn(tmp_path):
     path = tmp_path / "d.json"
     run("decode", "--quick", "--only", "metala", "--tokens", 12, "--out", path)
@@ -306,6 +316,7 @@ def ends(axes):
     return min(p.min() for p in points), max(p.max() for p in points)
 
 
+@with_known_ceilings
 def test_train(tmp_path):
     path = tmp_path / "t.json"
     run("train", "--quick", "--eager", "--only", "gla", "--out", path)
@@ -314,39 +325,15 @@ def test_train(tmp_path):
     assert row["tokens"] == 128
 
 
+@with_known_ceilings
 def test_mesa_kernels(tmp_path):
     path = tmp_path / "mesa.json"
-    run("mesa", "--quick", "--parts", "solvers", "--out", path)
+    run("mesa", "--quick", "--out", path)
     found = {row["contender"]: row for row in rows(path) if row["phase"] == "forward"}
     assert found["1 steps"]["steps"] == 1
     assert found["tol 1e-1"]["steps"] < found["tol 1e-5"]["steps"] <= found["30 steps"]["steps"]
     assert found["1 steps"]["error"] > found["5 steps"]["error"] > found["30 steps"]["error"]
     assert all(row["seconds"]["median"] > 0 for row in rows(path))
-
-
-@pytest.mark.slow
-def test_mesa_beside_gated_linear_attention(tmp_path):
-    path = tmp_path / "lengths.json"
-    run("mesa", "--quick", "--parts", "lengths", "chunks", "--out", path)
-    found = {
-        (row["length"], row["contender"]): row
-        for row in rows(path)
-        if row.get("phase") == "forward+backward"
-    }
-    for length in (64, 128):
-        assert found[length, "gated linear attention"]["over_gla"] == 1
-        stopping, full = (found[length, f"Mesa, {how}"] for how in ("tol 1e-4", "30 steps"))
-        assert stopping["steps"] < full["steps"] <= 30
-        assert full["over_gla_per_step"] == pytest.approx((full["over_gla"] - 1) / full["steps"])
-    assert [row["over"] for row in rows(path) if row.get("contender") == "chunks of 32"] == [1, 1]
-
-
-def test_mesa_decodes_by_recursive_least_squares_where_nothing_is_forgotten(tmp_path):
-    path = tmp_path / "decode.json"
-    run("mesa", "--quick", "--parts", "decode", "--out", path)
-    found = {row["gamma"]: row for row in rows(path) if row["contender"] == "Sherman-Morrison"}
-    assert found[1.0]["fallbacks"] == 0 < found[0.9]["fallbacks"]
-    assert all(row["error"] < 1e-3 for row in rows(path))
 
 
 @pytest.mark.slow
@@ -370,10 +357,9 @@ def test_mesa_loss_by_position(tmp_path):
 
 def test_models_to_train_have_equal_size():
     plan = TrainPlan.quick()
-    sizes = [
-        sum(p.numel() for p in FastWeightsForCausalLM(equal_config(n, plan)).parameters())
-        for n in plan.mixers()
-    ]
+    with torch.device("meta"):
+        models = [FastWeightsForCausalLM(equal_config(n, plan)) for n in plan.mixers()[::4]]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
     assert max(sizes) < 1.05 * min(sizes)
 
 
@@ -388,17 +374,3 @@ def test_an_unknown_name_is_an_error(capsys, tmp_path):
 def test_relative_error_of_zero():
     assert relative(torch.zeros(3), torch.zeros(3, dtype=torch.float64)) == 0
     assert relative(torch.ones(1), torch.zeros(1, dtype=torch.float64)) == 1
-
-
-def mesa_script(name):
-    return runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "mesa" / f"{name}.py"))
-
-
-def test_parity_is_learned_and_read_at_every_length():
-    parity = mesa_script("parity")
-    bits, odd = parity["strings"](3, 9, torch.Generator().manual_seed(0))
-    assert all(odd[i, t] == sum(bits[i, : t + 1].tolist()) % 2 for i in range(3) for t in range(9))
-    found = parity["accuracies"](
-        parity["trained"](parity["Setting"](steps=2, batch=2, width=16)), 4
-    )
-    assert all(0 <= found[length] <= 1 for length in parity["LENGTHS"])

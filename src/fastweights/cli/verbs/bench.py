@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -18,11 +18,10 @@ from rich.text import Text
 
 from fastweights.cli.progress import WIDE
 from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
-from fastweights.lab.bench.machine import commit
+from fastweights.lab.bench.machine import Ceilings, commit
 from fastweights.lab.bench.mesa import MesaPlan, run_mesa
 from fastweights.lab.bench.ops import OpsPlan, run_ops, run_scaling
-from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.targets import open_report
+from fastweights.lab.bench.report import Report, open_report
 from fastweights.lab.bench.timing import Budget
 from fastweights.lab.bench.training import TrainPlan, run_training
 from fastweights.render.plots import png
@@ -84,9 +83,7 @@ def bench_mesa(chosen: Namespace, console: Console) -> None:
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     sizes = {"tokens": chosen.tokens, "length": chosen.length}
-    plan = MesaPlan(
-        chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts)
-    )
+    plan = MesaPlan(chosen.quick, checkpoint, chosen.text, **sizes, budget=budget)
     _bench(chosen, console, lambda report, device: run_mesa(report, plan, device))
 
 
@@ -95,7 +92,14 @@ def _bench(chosen: Namespace, console: Console, measure: Measure) -> None:
     device = torch.device("cpu")
     path = chosen.out or _default_path(chosen)
     settings = {"quick": chosen.quick}
-    report = open_report(chosen.target, path, settings, device, _Live(console), quick=chosen.quick)
+    report = open_report(
+        chosen.target,
+        path,
+        settings,
+        device,
+        _Live(console),
+        lambda: asdict(Ceilings.measure_now(device, quick=chosen.quick)),
+    )
     measure(report, device)
     if not console.is_terminal:
         console.width = WIDE
@@ -164,11 +168,7 @@ _COLUMNS = (
     _Column("of GEMM", "gemm", _number("{:.1%}")),
     _Column("of bandwidth", "bandwidth", _number("{:.1%}")),
     _Column("× floor", "over_floor", _number("{:.2f}")),
-    _Column("× GLA", "over_gla", _number("{:.2f}")),
-    _Column("per step", "over_gla_per_step", _number("{:.2f}")),
-    _Column("γ", "gamma", str),
     _Column("× base", "over", _number("{:.2f}")),
-    _Column("fallbacks", "fallbacks", _number("{:.1%}")),
     _Column("steps", "steps", _number("{:.1f}")),
     _Column("loss", "loss", _number("{:.4f}")),
     _Column("tokens/s", "tokens_per_second", _number("{:,.0f}")),

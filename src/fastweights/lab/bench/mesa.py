@@ -17,16 +17,17 @@ from fastweights.analysis.capture import mesa_records
 from fastweights.generate import stream
 from fastweights.lab.bench.cases import RecurrenceCase, mesa_case
 from fastweights.lab.bench.contenders import Phase, Sizes, bind
-from fastweights.lab.bench.mesa_speed import PARTS, SpeedPlan, run_mesa_timing
 from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import (
     Budget,
     Failure,
     Function,
+    TimedRow,
     Times,
     clock_of,
     time_in_turn,
+    timed,
 )
 from fastweights.methods import evaluate
 from fastweights.mixers.mesa import use_solver
@@ -56,7 +57,6 @@ class MesaPlan:
         text: Source of the text for it, as `fastweights train` reads it.
         tokens: Tokens of that text's last tenth, in sequences of `length`, `batch` at a time.
         decoded: Tokens in a timed call of decoding.
-        parts: What is measured without a checkpoint: "solvers", and the `PARTS` of `mesa_speed`.
     """
 
     quick: bool = False
@@ -67,23 +67,21 @@ class MesaPlan:
     batch: int = 8
     decoded: int = 8
     budget: Budget = Budget()
-    parts: tuple[str, ...] = ("solvers", *PARTS)
 
     @property
     def sizes(self) -> tuple[Sizes, ...]:
         return QUICK_SIZES if self.quick else KERNEL_SIZES
 
 
-@dataclass(frozen=True)
-class SolveRow:
-    """The mean steps per token of one solver on one record, and the error of o against float64."""
+@dataclass(frozen=True, kw_only=True)
+class SolveRow(TimedRow):
+    """The time of one solver on one record, compared with all fixed steps; its mean steps per
+    token, and the error of o against float64."""
 
     contender: str
     phase: str
-    seconds: Times | None
     steps: float
     error: float
-    note: str
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,7 @@ def run_mesa(report: Report, plan: MesaPlan, device: torch.device) -> None:
         if not report.has("loss"):
             report.add("loss", _losses(plan, plan.checkpoint, device))
         return
-    run_mesa_timing(
-        report,
-        SpeedPlan(tuple(p for p in plan.parts if p in PARTS), plan.quick, plan.budget),
-        device,
-    )
-    for sizes in plan.sizes if "solvers" in plan.parts else ():
+    for sizes in plan.sizes:
         for phase in Phase:
             if not report.has(group := f"mesa {sizes} {phase.value}"):
                 report.add(group, _solve_rows(plan, sizes, phase, device))
@@ -139,9 +132,9 @@ def _solve_rows(plan: MesaPlan, sizes: Sizes, phase: Phase, device: torch.device
     rows = []
     for name, case in cases.items():
         steps, error = _quality(case, {n: x[:, :COUNTED] for n, x in inputs.items()})
-        times = found[name]
-        seconds, note = (times, "") if isinstance(times, Times) else (None, times.reason)
-        rows.append(SolveRow(name, phase.value, seconds, steps, error, note))
+        fields = timed(found[name], found[f"{STEPS} steps"])
+        row = SolveRow(contender=name, phase=phase.value, steps=steps, error=error, **fields)
+        rows.append(row)
     return rows
 
 

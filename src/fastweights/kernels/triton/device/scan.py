@@ -242,8 +242,8 @@ def summarize(
             for j in tl.static_range(STEPS):
                 t = t0 - j if REVERSE else t0 + j
                 there = (t >= first) & (t < stop)
-                step: tl.constexpr = -j if REVERSE else j
-                log, a = decay_at(g, factors, narrow_at(gs, j), constant_a, at, step, there)
+                narrow, step = narrow_at(gs, j), (-j if REVERSE else j)
+                log, a = decay_at(g, factors, narrow, constant_a, at, step, there)
                 key = key_at(k, constant_k, log, at, step, there, K, T, SHARED_K)
                 if REVERSE:
                     s = conjugate_times(a, plus(s, conjugate_times(key, vs[j])))
