@@ -56,6 +56,7 @@ test-valgrind: $(VENV)/installed-test  ## the first case of every test of the C 
 
 test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 minutes
 	$(PYTEST) -m slow
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) -m slow tests/kernels/triton/interpreted
 
 test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines/test_titan*.py
