@@ -22,10 +22,7 @@ from triton_checks import check_training, training
 
 WITHOUT = ("softmax", "swa")
 """Mixers whose rule is torch's own attention, on a GPU too."""
-ONE_OF_EACH_RULE = (
-    *("retnet", "gla", "s5", "rglru", "rwkv4", "mlstm"),
-    *("mesanet", "lolcats", "hybrid"),
-)
+ONE_OF_EACH_RULE = (*("gla", "s5", "rglru", "mlstm", "mesanet", "lolcats", "hybrid"),)
 """Mixers that between them take every rule's kernels; of others, scans of many channels with wide
 states (dss, s4d, mamba) take the interpreter minutes."""
 MODELS = [
