@@ -31,7 +31,7 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 
 install: $(VENV)/installed-all  ## .venv with all that tests, checks and documentation need: 3 minutes
 
-test: $(VENV)/installed-test  ## every test but the slow ones: 10 to 16 minutes
+test: $(VENV)/installed-test  ## every test but the slow ones: 6 to 11 minutes
 	@$(BIN)/python -m compileall -q src  # or every process that a test starts does so, under PYTHONDONTWRITEBYTECODE
 	$(SINGLE) $(PYTEST) $(PARALLEL)
 	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
@@ -54,8 +54,9 @@ test-valgrind: $(VENV)/installed-test  ## the first case of every test of the C 
 	CC="$(CC) -g" $(NATIVE)
 	$(SINGLE) $(BIN)/python tests/kernels/valgrind.py --fast $(C_TESTS); status=$$?; $(NATIVE); exit $$status
 
-test-slow: $(VENV)/installed-test  ## only the tests that take minutes each: 30 minutes
+test-slow: $(VENV)/installed-test  ## the tests that take minutes, and whole products: an hour
 	$(PYTEST) -m slow
+	$(INTERPRETED) $(PYTEST) $(PARALLEL) -m slow tests/kernels/triton/interpreted
 
 test-titan: $(TITAN)/installed  ## our models in torchtitan, in an environment of its own: 5 minutes
 	OMP_NUM_THREADS=1 $(TITAN)/bin/python -m pytest -m titan tests/engines/test_titan*.py

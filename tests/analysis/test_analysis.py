@@ -23,6 +23,7 @@ from fastweights.recurrence import LTV, Decay, Mesa, Normalized, Softmax
 from fastweights.render.plots import png
 from fastweights.train import train
 from killable_runs import tiny as sitting
+from kinds import one_of_each
 from tiny import tiny, tokens
 from tolerances import array, assert_close
 
@@ -200,7 +201,7 @@ STEPS = {"gated_deltaproduct": 2, "mamba3": 2}
 WITHOUT_MAP = ("ttt_linear", "ttt_mlp")
 
 
-@pytest.mark.parametrize("name", [*sorted(MIXERS), "hybrid"])
+@pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"]))
 def test_every_model_has_a_profile(name: str) -> None:
     found, n = profiled(name), STEPS.get(name, 1)
     for layer in found.layers:

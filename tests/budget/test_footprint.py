@@ -40,8 +40,10 @@ def peak_of_a_step(config: FastWeightsConfig, shape: StepShape) -> int:
     return ledger.peak
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [*((model, "float32") for model in MODELS), ("hybrid", "bf16"), ("metala", "recompute")],
+)
 def test_a_step_without_numbers_takes_what_it_takes_with_them(model: str, way: str) -> None:
     config, shape = config_of(MODELS[model]), StepShape(2, 256, **WAYS[way])
     found = trace(config, shape, CPU).peak(gradients_exist=False)

@@ -71,8 +71,8 @@ def fails(capsys, *arguments: object) -> str:
 
 
 @pytest.mark.long
-def test_train_stop_go_on_generate(tmp_path, data):
-    """The commands as a user gives them, each in a process of its own."""
+def test_train_stop_go_on(tmp_path, data, capsys):
+    """The command as a user gives it, in a process of its own, and again."""
     out = tmp_path / "out"
     arguments = [
         "train",
@@ -98,18 +98,14 @@ def test_train_stop_go_on_generate(tmp_path, data):
     assert "Run the same command again to resume." in said
     rows = (out / "metrics.jsonl").read_text()
 
-    second = subprocess.run(command(*arguments), capture_output=True, text=True, check=True)
-    assert "Resuming after step" in second.stdout
-    assert "step 200/200  loss" in second.stdout
-    assert "nats/byte" in second.stdout
-    assert "a sample:" in second.stdout
-    assert second.stderr == ""
+    assert main([str(argument) for argument in arguments]) == 0
+    second = capsys.readouterr()
+    assert "Resuming after step" in second.out
+    assert "step 200/200  loss" in second.out
+    assert "nats/byte" in second.out
+    assert "a sample:" in second.out
+    assert second.err == ""
     assert (out / "metrics.jsonl").read_text().startswith(rows)
-
-    prompt = ["generate", out, "--prompt", "né à", "--tokens", 20, "--device", "cpu"]
-    third = subprocess.run(command(*prompt), capture_output=True, text=True, check=True)
-    assert third.stdout.startswith("né à")
-    assert third.stderr == ""
 
 
 @pytest.mark.long
@@ -134,21 +130,12 @@ def test_an_interrupt_ends_quietly(capsys, monkeypatch):
 
 def test_generation_repeats_with_its_seed(capsys, trained):
     def text(*arguments: object) -> str:
-        assert (
-            main(
-                [
-                    "generate",
-                    str(trained),
-                    "--tokens",
-                    "40",
-                    "--device",
-                    "cpu",
-                    *map(str, arguments),
-                ]
-            )
-            == 0
-        )
-        return capsys.readouterr().out
+        given = ["generate", trained, "--prompt", "né à", "--tokens", 40, "--device", "cpu"]
+        assert main([*map(str, given), *map(str, arguments)]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith("né à")
+        assert said.err == ""
+        return said.out
 
     assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
     assert text("--temperature", 0) == text("--top-k", 1, "--seed", 5)

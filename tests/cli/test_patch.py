@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fastweights.cli import main
 from running import LONGEST
 
 SCRIPT = """
@@ -109,11 +110,19 @@ def test_a_script_runs_as_python_runs_it(words: list[str], tmp_path: Path) -> No
         (["--fast", "script.py"], "unrecognized arguments: --fast"),
     ],
 )
-def test_what_cannot_be_run_is_refused(words: list[str], says: str, tmp_path: Path) -> None:
-    ended = patched(tmp_path, *words)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert says in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+def test_what_cannot_be_run_is_refused(
+    words: list[str], says: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        status = main(["patch", *words])
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+    assert says in said.err
+    assert len(said.err.splitlines()) == 1
 
 
 @pytest.mark.long

@@ -109,6 +109,7 @@ def test_one_process_trains_aloud(tmp_path, data):
     assert ends(tmp_path) == ["0 False", "0 False"]
 
 
+@pytest.mark.slow
 def test_one_process_linearizes_aloud(tmp_path):
     source = write_source(tmp_path)
     given = [str(source / "model"), "--data", str(source / "text.txt"), "--transfer-steps", "2"]
@@ -161,12 +162,10 @@ def test_an_error_of_one_is_said_by_it_and_ends_both(tmp_path, data, who, messag
     assert ends(tmp_path) == ["2 False", "2 False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "statuses"),
-    [
-        pytest.param("second is signalled", {"143"}, marks=pytest.mark.slow),
-        ("first is interrupted", {"130", "143"}),
-    ],
+    [("second is signalled", {"143"}), ("first is interrupted", {"130", "143"})],
 )
 def test_a_signal_to_one_stops_both(tmp_path, data, who, statuses):
     given = ["train", *data, *SMALL, "--steps", "40", "--log-every", "1"]

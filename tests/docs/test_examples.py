@@ -10,8 +10,17 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
-@pytest.mark.long
+SLOW = ("own_rule.py", "convert.py")
+"""Trainings of half a minute; rules of one's own and conversions have their tests."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path.name, marks=pytest.mark.slow if path.name in SLOW else pytest.mark.long)
+        for path in sorted(EXAMPLES.glob("*.py"))
+    ],
+)
 def test_example_runs(
     script: str,
     tmp_path: Path,

@@ -36,6 +36,11 @@ FUSED = {
     "mamba": "mamba_inner_fn",
 }
 every_family = pytest.mark.parametrize("family", FAMILIES)
+each_hybrid = pytest.mark.parametrize("family", HYBRIDS)
+"""Whose caches hold states of both kinds."""
+one_family = pytest.mark.parametrize(
+    "family", ["bamba", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
 pytestmark = [
     pytest.mark.usefixtures("unchecked"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
@@ -70,7 +75,7 @@ def train(family: str, folder: Path, **options: Any) -> list[float]:
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
-@every_family
+@each_hybrid
 @pytest.mark.parametrize(
     "recompute",
     [
@@ -110,7 +115,7 @@ def test_settings_around_do_not_matter(setting: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@every_family
+@each_hybrid
 def test_trainer_takes_packed_batches(family: str, tmp_path: Path) -> None:
     with patch_transformers():
         losses = train(family, tmp_path, flat=True)
@@ -131,7 +136,7 @@ def test_under_autocast_ours_is_as_near_to_float32_as_theirs(family: str) -> Non
         assert distance(found, right) < 2 * distance(beside, right)
 
 
-@pytest.mark.parametrize("family", HYBRIDS)
+@each_hybrid
 def test_adapters_of_every_linear_layer_count(family: str) -> None:
     """PEFT itself refuses those of Mamba's output and convolution."""
     ids, model = draw_text(2, 23), build_family(family)
@@ -182,8 +187,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@every_family
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        ("bamba", "greedy"),
+        ("bamba", "padded on the left"),
+        ("mamba", "sampling"),
+        ("qwen3_next", "beams"),
+    ],
+)
 def test_generate_chooses_the_same_draw_text(family: str, way: str) -> None:
     model = build_family(family).eval()
 
@@ -196,7 +208,7 @@ def test_generate_chooses_the_same_draw_text(family: str, way: str) -> None:
         assert choose() == expected
 
 
-@every_family
+@each_hybrid
 def test_a_prefix_is_used_again(family: str) -> None:
     model, ids = build_family(family).eval(), draw_text(1, 20)
     settings = {"max_new_tokens": 6, "do_sample": False}
@@ -209,7 +221,7 @@ def test_a_prefix_is_used_again(family: str) -> None:
             assert model.generate(ids, **cache, **settings).tolist() == expected
 
 
-@every_family
+@one_family
 def test_copies_are_as_the_model(family: str, tmp_path: Path) -> None:
     """By copy, pickle, a folder, and with accelerate's hooks."""
     model, ids = build_family(family).eval(), draw_text(2, 11)
@@ -233,7 +245,7 @@ def test_copies_are_as_the_model(family: str, tmp_path: Path) -> None:
     assert all(torch.equal(logits, expected) for logits in left.values()), "after undo"
 
 
-@every_family
+@one_family
 def test_an_exported_program_is_transformers_own(family: str) -> None:
     model, ids = build_family(family).eval(), draw_text(2, 19)
     named = {"input_ids": ids, "use_cache": False}

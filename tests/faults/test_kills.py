@@ -84,6 +84,7 @@ def _kill(text, ends, folder: Path, told, layout: str, seed: int, kills: int) ->
     told(f"kill -9 of one or both, {kills} times, {layout}", -9, "; ".join(sorted(set(said))))
 
 
+@pytest.mark.slow
 def test_a_process_that_nobody_meets_says_so(text, tmp_path, told):
     pair = Pair([*train_words(text, tmp_path / "run", *MORE), "--patience", "2"], tmp_path)
     pair.send(signal.SIGKILL, 0)

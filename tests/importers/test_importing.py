@@ -62,6 +62,8 @@ def test_every_family_is_compared() -> None:
     } == set(FAMILIES)
 
 
+FIRST_OF_A_KIND = {one.kind: name for name, one in reversed(ORIGINALS.items())}.values()
+"""Variants with biases, experts or other norms are slow tests."""
 RIGHT_FROM = {"Mamba-2": "5.23", "RecurrentGemma": "5.20"}
 """The first transformers whose own model is known to compute what its paper says: Mamba-2 of 5.20
 does not, 5.21 and 5.22 were not tried.
@@ -73,7 +75,10 @@ def original(name: str) -> object:
     needed = RIGHT_FROM.get(name, "0")
     wrong = Version(transformers.__version__) < Version(needed)
     reason = f"transformers' own {name} is right from {needed}"
-    return pytest.param(name, marks=pytest.mark.skipif(wrong, reason=reason))
+    marks = [pytest.mark.skipif(wrong, reason=reason)]
+    if name not in FIRST_OF_A_KIND:
+        marks.append(pytest.mark.slow)
+    return pytest.param(name, marks=marks)
 
 
 @each_precision
@@ -90,9 +95,15 @@ def test_agrees_with_the_published_forward_pass(
     assert_small(difference_of_transcription(name, dtype, tmp_path / "model"), dtype)
 
 
-@pytest.mark.parametrize("original", ORIGINALS.values(), ids=ORIGINALS)
-def test_a_folder_of_shards_is_as_good_as_the_model(original: Original, tmp_path: Path) -> None:
-    model = original.build()
+IN_SHARDS = ("Llama", "Qwen3.5, experts", "Kimi Linear, experts", "Bamba", "RWKV-4", "Zamba2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in IN_SHARDS else pytest.mark.slow) for n in ORIGINALS],
+)
+def test_a_folder_of_shards_is_as_good_as_the_model(name: str, tmp_path: Path) -> None:
+    model = ORIGINALS[name].build()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     expected = import_model(model).state_dict()

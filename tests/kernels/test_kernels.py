@@ -316,8 +316,7 @@ BEYOND = (
 )
 
 
-@pytest.mark.parametrize(("fewest", "most"), [(8, 256), (4, 4)])
-@pytest.mark.parametrize("past", [0, 5, 40])
+@pytest.mark.parametrize(("past", "fewest", "most"), [(0, 8, 256), (40, 8, 256), (5, 4, 4)])
 @pytest.mark.parametrize("make", BEYOND, ids=lambda make: make.__name__)
 def test_blocked_windows_are_the_definition(
     make: Make, past: int, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch

@@ -380,7 +380,7 @@ def test_statements_speak_of_what_is_measured(name: str, size: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.long] * (name == "metala-figa2-memory"))
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "metala-figa2-memory"))
         for name in THEOREMS
     ],
 )

@@ -44,7 +44,13 @@ def test_protocol_is_a_function_of_seeds(name: str) -> None:
         assert 0 <= one.targets.min() <= one.targets.max() < part.classes
 
 
-@pytest.mark.parametrize("name", TASKS)
+MODELS = {repr(protocol.backbone): name for name, protocol in reversed(TASKS.items())}.values()
+"""The first protocol of each backbone."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in MODELS else pytest.mark.slow) for n in TASKS]
+)
 def test_protocol_has_a_model(name: str) -> None:
     protocol = TASKS[name]
     for contender in {"metala", *protocol.backbone.contenders}:

@@ -204,7 +204,7 @@ def test_adapters_of_transposed_weights_come_without_a_warning() -> None:
     assert prepare_adaptation(model, LoRA()).peft_config["default"].fan_in_fan_out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_whole_run_says_nothing_on_stderr(tmp_path: Path) -> None:
     """Warnings of transformers and peft go there, and progress does not."""
     source = write_source(tmp_path)

@@ -27,7 +27,6 @@ from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     LinearizationRecipe,
-    TransferConfig,
 )
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.steps import steps_of
@@ -240,6 +239,7 @@ def test_what_cannot_be_divided_is_refused(source, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_bfloat16_stopped_anywhere_goes_on_to_the_same_model(source, tmp_path):
     half = replace(SHORT, bf16=True)
     recipe = conversion(source).recipe
@@ -304,18 +304,15 @@ def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
     assert capsys.readouterr().out == greedy
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_command_ends_as_by_its_signal(
-    source, tmp_path, monkeypatch, capsys, number, status
-):
+def test_a_stopped_command_ends_as_by_its_signal(source, tmp_path, monkeypatch, capsys):
     class Signalled(Lines):
         def progress(self, row):
-            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(verb_module, "reporter", Signalled)
     given = [str(source / "model"), "--data", str(source / "text.txt"), "--out", str(tmp_path)]
     small = ["--length", "24", "--window", "4", "--batch", "2", "--log-every", "1"]
-    assert main(["linearize", *given, *small, "--device", "cpu"]) == status
+    assert main(["linearize", *given, *small, "--device", "cpu"]) == 143
     assert capsys.readouterr().out.endswith("Stopped. Run the same command again to resume.\n")
 
 
@@ -390,6 +387,7 @@ def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkey
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(source, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "linearize.md").read_text()
     commands = re.findall(r"<!-- run -->\n```sh\nfastweights (.*?)```", page, re.DOTALL)
@@ -431,17 +429,6 @@ def test_a_run_killed_while_it_writes_goes_on_to_the_same_model(source, tmp_path
 def _sit(conversion: Conversion, out: Path, calls: int) -> None:
     kill_at(calls)
     run_conversion(conversion, out)
-
-
-def test_block_by_block_is_the_same_run(source, tmp_path):
-    ends = []
-    for blockwise in (False, True):
-        transfer = TransferConfig(fit=SHORT, blockwise=blockwise)
-        recipe = LinearizationRecipe(LinearAttentionConfig(window=4), (transfer,))
-        whole = conversion(source, recipe=recipe)
-        assert run_conversion(whole, tmp_path / str(blockwise))
-        ends.append(load_file(tmp_path / str(blockwise) / "model" / "model.safetensors"))
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
 def test_maps_have_labels_and_one_scale():

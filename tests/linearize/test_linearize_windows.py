@@ -47,6 +47,15 @@ BESIDE = {
     },
 }
 every_rule = pytest.mark.parametrize("analog", BESIDE.values(), ids=BESIDE)
+EACH_TIME = ("windowed", "gla", "mesa", "gla-own", "kda-sinks", "metala-pooled")
+"""Every kind of record, normaliser, gate and window; the others are slow tests."""
+most_rules = pytest.mark.parametrize(
+    "analog",
+    [
+        pytest.param(analog, id=name, marks=() if name in EACH_TIME else pytest.mark.slow)
+        for name, analog in BESIDE.items()
+    ],
+)
 SOME = ("gla-sinks", "landmarks-sinks", "kda", "mesa")
 some_rules = pytest.mark.parametrize("analog", [BESIDE[n] for n in SOME], ids=SOME)
 
@@ -79,7 +88,7 @@ def test_a_window_over_all_tokens_is_the_original(analog: LinearAttentionConfig)
     assert difference_with_full_window(student(analog=analog), inputs) < SAME
 
 
-@every_rule
+@most_rules
 def test_generation_is_the_full_forward(analog: LinearAttentionConfig) -> None:
     model, inputs = student(analog=analog), padded()
     sequences, found = generated(model, inputs)
@@ -117,7 +126,7 @@ def test_caches_are_reordered_and_go_back(analog: LinearAttentionConfig) -> None
         assert_same(model(ids[:, 11:], past_key_values=cache).logits[:, -1], want)
 
 
-@every_rule
+@most_rules
 def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttentionConfig) -> None:
     model, sizes = student(analog=analog), []
     for t in (12, 31):
@@ -141,7 +150,7 @@ def test_packed_documents_do_not_meet() -> None:
         assert_same(packed, torch.cat(apart, 1))
 
 
-@every_rule
+@most_rules
 def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
     model, inputs = student(analog=analog), padded()
     assert set(ablations(model)) == {"softmax", "linear", "window only", "linear only"}
@@ -163,7 +172,7 @@ def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
     assert_same(linear, logits(alone, inputs))
 
 
-@every_rule
+@most_rules
 def test_transfer_lowers_the_error(analog: LinearAttentionConfig) -> None:
     """All parameters of all branches have a gradient, and their steps help."""
     model, inputs = linearize(teacher(), analog), padded(t=24)

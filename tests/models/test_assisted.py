@@ -13,14 +13,15 @@ from transformers import PreTrainedModel
 from fastweights import FastWeightsCache
 from fastweights.linearize import RULES, LinearAttentionConfig, StateLayer
 from fastweights.models.cache import LAST, WORTH_READING_APART
-from kinds import one_of_each
+from kinds import form_of, one_of_each
 from pretrained import VOCABULARY, linear_llama, llama
 from tiny import LAYERS, tiny
 
 NEW = 12
 LONG = LAST + WORTH_READING_APART + 5
 ANALOGS = sorted(RULES)
-each_kind = pytest.mark.parametrize("layers", one_of_each(LAYERS))
+EACH_TIME = ("windowed", "mesa", "kda")
+each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 
 
 def prompt(length: int = 9) -> torch.Tensor:
@@ -57,20 +58,22 @@ def softmax(noise: float = 0.0) -> PreTrainedModel:
     return model
 
 
-@each_kind
+@each_form
 def test_an_assistant_changes_no_greedy_token(layers: str) -> None:
     model, assistant, ids = own(layers), own(layers, noise=0.03), prompt()
     assert torch.equal(greedy(model, ids, assistant_model=assistant), greedy(model, ids))
 
 
-@each_kind
+@each_form
 def test_candidates_from_the_prompt_change_no_greedy_token(layers: str) -> None:
     model = own(layers)
     ids = prompt(LONG)
     assert torch.equal(greedy(model, ids, prompt_lookup_num_tokens=4), greedy(model, ids))
 
 
-@pytest.mark.parametrize("rule", ANALOGS)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(r, marks=() if r in EACH_TIME else pytest.mark.slow) for r in ANALOGS]
+)
 def test_linearized_models_with_assistants(rule: str) -> None:
     model, assistant = linearized(rule), linearized(rule, noise=0.03)
     for ids in (prompt(), prompt(LONG)):
@@ -110,7 +113,7 @@ def test_most_candidates_of_a_good_assistant_are_taken() -> None:
     assert len(calls) <= NEW // 2
 
 
-@each_kind
+@each_form
 def test_a_cache_goes_back_where_it_was(layers: str) -> None:
     model, ids, cache = own(layers), prompt(LONG + 12), FastWeightsCache()
     with torch.no_grad():

@@ -395,7 +395,10 @@ TASKS: dict[str, tuple[Callable[[torch.Generator], Tensor], Callable[[Tensor], T
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k == "sequence" else pytest.mark.slow) for k in TASKS],
+)
 def test_learns_an_easy_task(kind: str) -> None:
     draw, label = TASKS[kind]
     model, _ = classifier(kind, num_labels=2)

@@ -12,10 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM, stream
 from fastweights.generate import Sampler
-from kinds import one_of_each
+from kinds import form_of, one_of_each
 from tiny import LAYERS, VOCABULARY, tiny, tokens
 
-each_kind = pytest.mark.parametrize("layers", one_of_each(LAYERS))
+each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 NEW = 6
 
 
@@ -35,7 +35,7 @@ def streamed(model: FastWeightsForCausalLM, ids: torch.Tensor, **arguments: Any)
     )
 
 
-@each_kind
+@each_form
 def test_greedy_is_the_argmax_of_full_forwards(layers: str) -> None:
     model, ids = tiny(layers), tokens(2, 5)
     expected = by_full_forwards(model, ids)
@@ -45,7 +45,7 @@ def test_greedy_is_the_argmax_of_full_forwards(layers: str) -> None:
     assert torch.equal(streamed(model, ids, chunk=2), expected[:, 5:])
 
 
-@each_kind
+@each_form
 def test_left_padded_prompts_continue_as_if_alone(layers: str) -> None:
     model, ids = tiny(layers, pad_token_id=0), tokens(2, 7)
     ids[0, :3] = 0
@@ -56,7 +56,7 @@ def test_left_padded_prompts_continue_as_if_alone(layers: str) -> None:
     assert torch.equal(streamed(model, ids, attention_mask=mask, chunk=2), alone)
 
 
-@each_kind
+@each_form
 def test_beams_do_not_depend_on_the_cache(layers: str) -> None:
     model, ids = tiny(layers), tokens(2, 5)
     cached, plain = (
@@ -84,7 +84,7 @@ def test_sampling_depends_on_the_seed_alone(layers: str) -> None:
     assert torch.equal(*drawn)
 
 
-@each_kind
+@each_form
 def test_a_returned_cache_goes_on(layers: str) -> None:
     model, ids, more = tiny(layers), tokens(2, 5), tokens(2, 3, seed=1)
     first = greedy(model, ids, return_dict_in_generate=True)
@@ -198,7 +198,7 @@ def test_any_model_of_transformers_is_streamed() -> None:
         stream(model, ids, attention_mask=torch.ones_like(ids))
 
 
-@each_kind
+@each_form
 def test_a_stream_goes_on_from_a_cache(layers: str) -> None:
     model, ids = tiny(layers), tokens(2, 9)
     cache = model(ids[:, :6], use_cache=True).past_key_values

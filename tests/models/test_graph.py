@@ -22,13 +22,15 @@ from fastweights.models.graph import (
     sizes_of,
     states_of,
 )
-from kinds import one_of_each
+from kinds import form_of, one_of_each
 from pretrained import linear_llama, llama
 from tiny import LAYERS, tiny, tokens
 
 NEW = 12
 GROWING = [n for n in LAYERS if n.startswith("softmax") or n in ("olmo2", "mla", "fox")]
-each_kind = pytest.mark.parametrize("layers", one_of_each(n for n in LAYERS if n not in GROWING))
+each_form = pytest.mark.parametrize(
+    "layers", one_of_each((n for n in LAYERS if n not in GROWING), form_of)
+)
 RULES = ["windowed", "gla", "metala", "gated_deltanet", "mesa", "supra"]
 
 
@@ -78,14 +80,14 @@ def linearized(rule: str) -> Any:
     return model
 
 
-@each_kind
+@each_form
 def test_the_same_tokens_from_states_that_stay(layers: str, captured: list[int]) -> None:
     model, ids = language_model(layers), tokens(2, 5)
     assert torch.equal(streamed(model, ids), eager(model, ids))
     assert len(captured) == NEW - 2
 
 
-@each_kind
+@each_form
 def test_states_stay_where_they_are(layers: str) -> None:
     model, ids = language_model(layers), tokens(2, 5)
     decoder = Decoder(model)

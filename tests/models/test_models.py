@@ -41,9 +41,12 @@ from fastweights.models.loss import (
     next_token_loss,
     squared_log_z,
 )
+from kinds import form_of, one_of_each
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
 every_model = pytest.mark.parametrize("layers", LAYERS)
+each_kind = pytest.mark.parametrize("layers", one_of_each(LAYERS))
+each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 
 
 # configuration ------------------------------------------------------------------------------------
@@ -124,8 +127,10 @@ def test_weights_start_as_stated() -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-@every_model
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_kind
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
+)
 def test_loads_bit_for_bit(layers: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny(layers, torch.float32)
     model.save_pretrained(tmp_path)
@@ -142,7 +147,7 @@ def test_loads_bit_for_bit(layers: str, dtype: torch.dtype, tmp_path: Path) -> N
     assert_close(logits, model.to(dtype)(tokens(2, 5)).logits, rtol=0, atol=0)
 
 
-@every_model
+@each_form
 def test_whatever_a_checkpoint_lacks_starts_properly_and_nothing_else_changes(
     layers: str, tmp_path: Path
 ) -> None:
@@ -182,7 +187,7 @@ def test_the_vocabulary_can_grow() -> None:
     assert model.config.vocab_size == VOCABULARY + 3
 
 
-@every_model
+@each_form
 def test_half_precision_trains(layers: str) -> None:
     ids = tokens(2, 6)
     plain = tiny(layers, torch.float32).train()(ids, labels=ids).loss
@@ -250,7 +255,7 @@ def test_foreign_and_broken_checkpoints_are_refused(tmp_path: Path) -> None:
 # ------------------
 
 
-@every_model
+@each_form
 def test_left_padding_leaves_no_trace(layers: str) -> None:
     model, ids = tiny(layers), tokens(2, 9)
     mask = torch.ones_like(ids)
@@ -260,7 +265,7 @@ def test_left_padding_leaves_no_trace(layers: str) -> None:
     assert_close(padded[1], model(ids[1:]).logits[0])
 
 
-@every_model
+@each_form
 def test_packed_documents_do_not_meet(layers: str) -> None:
     model, ids = tiny(layers), tokens(1, 9)
     packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]])).logits
@@ -268,7 +273,7 @@ def test_packed_documents_do_not_meet(layers: str) -> None:
     assert_close(packed, torch.cat(apart, 1))
 
 
-@every_model
+@each_form
 def test_a_sequence_may_be_cut_anywhere(layers: str) -> None:
     model, ids = tiny(layers), tokens(2, 9)
     mask = torch.ones_like(ids)
@@ -561,7 +566,7 @@ def gradients(model: torch.nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-@every_model
+@each_form
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(layers: str, reentrant: bool) -> None:
     model, ids = tiny(layers), tokens(2, 6)

@@ -14,9 +14,11 @@ from transformers import DataCollatorWithFlattening
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models import FastWeightsForTokenClassification, FastWeightsModel
+from kinds import form_of, one_of_each
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
-every_model = pytest.mark.parametrize("layers", LAYERS)
+each_kind = pytest.mark.parametrize("layers", one_of_each(LAYERS))
+each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 1e-10}
 ENDS = [0, 4, 5, 11]
 POSITIONS = torch.tensor([[*range(4), *range(1), *range(6)]])
@@ -37,7 +39,7 @@ def gradients(model: FastWeightsForCausalLM, loss: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@every_model
+@each_kind
 def test_a_flattened_batch_equals_its_documents(layers: str) -> None:
     model, batch = tiny(layers, learnt_positions=6), collate()
     packed = model(**batch)
@@ -82,7 +84,7 @@ def test_every_word_for_a_boundary_says_the_same(settings: dict[str, Any]) -> No
     assert_close(model(**collate(**settings)).logits, model(**collate()).logits, **EXACT)
 
 
-@every_model
+@each_form
 def test_packed_documents_may_be_cut_anywhere(layers: str) -> None:
     """A cache goes on within a document, and is left behind where one begins at a cut."""
     model, ids, cache, pieces = (

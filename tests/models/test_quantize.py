@@ -9,7 +9,7 @@ from torch import nn
 from fastweights import MIXERS
 from fastweights.models import Int8Linear, quantize
 from fastweights.models.cache_names import CACHE, cache_argument
-from kinds import one_of_each
+from kinds import form_of, one_of_each
 from pretrained import linear_llama, llama
 from tiny import tiny, tokens
 
@@ -48,7 +48,7 @@ def is_plain(part: nn.Module) -> bool:
     return isinstance(part, nn.Linear)
 
 
-@pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"]))
+@pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"], form_of))
 def test_ours(name: str) -> None:
     compare(tiny(name, torch.float32))
 

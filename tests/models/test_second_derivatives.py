@@ -19,7 +19,7 @@ from fastweights import MIXERS, FastWeightsCache, FastWeightsConfig, FastWeights
 from fastweights.engines.transformers import patch_transformers
 from fastweights.lab.check import LAWS, Verdict, check_model
 from fastweights.linearize import LinearAttentionConfig
-from kinds import one_of_each
+from kinds import form_of, one_of_each
 from transformers_families import build_family, present_families
 
 # torch makes its forward-mode decompositions with what it deprecates
@@ -84,14 +84,14 @@ def relative(found: Tensors, wanted: Tensors) -> float:
     return float((a - b).norm() / b.norm())
 
 
-@pytest.mark.parametrize("name", list(MIXERS))
+@pytest.mark.parametrize("name", one_of_each(MIXERS))
 def test_second_derivatives_are_those_of_differences(name: str) -> None:
     (found,) = check_model(model_of(name), laws=[LAW], longest=9)
     assert found.verdict is Verdict.HOLDS, found.reason
     assert found.difference < (LAW.allowed if name in APPROXIMATE else NEAR)
 
 
-@pytest.mark.parametrize("name", list(MIXERS))
+@pytest.mark.parametrize("name", one_of_each(MIXERS))
 def test_kernels_of_float32_have_them(name: str) -> None:
     assert relative(product_of(model_of(name, torch.float32).eval()), exact_product(name)) < 1e-2
 
@@ -117,7 +117,7 @@ FORWARD_ALONE = ("s4", "s4d", "mesa", "mesa_signed", "kalmanet")
 """Whose forward-mode derivative refuses a gradient: torch's GLU, and solvers."""
 
 
-@pytest.mark.parametrize("name", one_of_each(MIXERS))
+@pytest.mark.parametrize("name", one_of_each(MIXERS, form_of))
 @pytest.mark.parametrize("way", TWICE, ids=lambda way: way.__name__)
 def test_torch_func_differentiates_twice(name: str, way: Callable[..., Tensors]) -> None:
     model = model_of(name).eval()
@@ -155,7 +155,7 @@ def learn_in_pieces(model: Any) -> tuple[Tensors, list[Tensor]]:
     return gradients, [state.position for state in cache.states]
 
 
-@pytest.mark.parametrize("name", list(MIXERS))
+@pytest.mark.parametrize("name", one_of_each(MIXERS, form_of))
 @pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_checkpointed_blocks_hand_gradients_of_states_on(name: str, reentrant: bool) -> None:

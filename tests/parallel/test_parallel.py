@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastweights import MIXERS
-from kinds import first_of_each
+from kinds import first_of_each, form_of
 from processes import Report, run_together
 from sliced_models import (
     compare_checkpointed,
@@ -21,7 +21,8 @@ from tiny import LAYERS
 
 FOUR = ("hybrid", "shared", "h3", "lolcats", "mlstm", "mesa_signed")
 """The models that four processes read: convolutions and windows longer than their slices."""
-KINDS = first_of_each(LAYERS)
+KINDS = first_of_each(LAYERS, form_of)
+"""The rules that they end in are compared by themselves."""
 
 
 def on_two_processes() -> Report:

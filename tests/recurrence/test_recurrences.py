@@ -8,8 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from cases import CASES, LINEAR, MAPPED, METHODS, Case, Shape, State, Streams, cast, each, parts
@@ -27,15 +25,16 @@ from fastweights.recurrence import (
     Recurrence,
     Signed,
 )
+from kinds import one_of_each_rule
 from tolerances import assert_close
 
 DTYPES = [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)]
 KERNELS_DTYPES = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_kind = pytest.mark.parametrize("case", one_of_each_rule(CASES), ids=str)
 each_linear = pytest.mark.parametrize("case", LINEAR, ids=str)
-each_real = pytest.mark.parametrize(
-    "case", [case for case in CASES if "complex" not in case.name], ids=str
-)
+REAL = [case for case in CASES if "complex" not in case.name]
+each_real = pytest.mark.parametrize("case", one_of_each_rule(REAL), ids=str)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -81,7 +80,7 @@ def test_agrees_with_the_oracle_from_the_empty_state(case: Case) -> None:
 
 
 @each_dtype
-@each_case
+@each_kind
 def test_gradients_agree(case: Case, dtype: torch.dtype) -> None:
     check_gradients(case, case.streams(dtype=dtype), case.start(dtype=dtype), dtype, *METHODS)
 
@@ -106,7 +105,7 @@ def test_every_kernel_agrees(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "method", [Recurrent(), pytest.param(Auto(), marks=pytest.mark.slow)], ids=str
 )
-@each_case
+@each_kind
 def test_gradients_are_those_of_finite_differences(case: Case, method: Method) -> None:
     shape = Shape(b=1, t=3, h=1, k=2, v=2)
     streams, state = case.streams(shape), case.start(shape)
@@ -126,21 +125,21 @@ def test_gradients_are_those_of_finite_differences(case: Case, method: Method) -
     assert torch.autograd.gradcheck(run, leaves, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 7, 16, 23])
 @each_case
-def test_any_cut_of_the_sequence(case: Case, cut: int) -> None:
-    shape = Shape(t=23)
+def test_any_cut_of_the_sequence(case: Case) -> None:
+    shape = Shape(t=13)
     record, state = case.rule(**case.streams(shape)), case.start(shape)
     for method in (Recurrent(), Chunkwise(4), Auto()):
         whole, final = evaluate(record, state, method)
-        left, between = evaluate(record[:cut], state, method)
-        right, end = evaluate(record[cut:], between, method)
-        assert_close(torch.cat([left, right], 1), whole, "o")
-        check_states(case.plain(end), case.plain(final), torch.float64)
+        for cut in (0, 1, 8, 13):
+            left, between = evaluate(record[:cut], state, method)
+            right, end = evaluate(record[cut:], between, method)
+            assert_close(torch.cat([left, right], 1), whole, "o")
+            check_states(case.plain(end), case.plain(final), torch.float64)
 
 
-@pytest.mark.parametrize("t", [0, 1, 2, 3, 31, 64, 65, 130])
-@each_case
+@pytest.mark.parametrize("t", [0, 1, 2, 31, 65, pytest.param(130, marks=pytest.mark.slow)])
+@each_kind
 def test_any_length(case: Case, t: int) -> None:
     shape = Shape(b=1, t=t, h=2)
     check(
@@ -156,10 +155,10 @@ def test_any_length(case: Case, t: int) -> None:
 
 @pytest.mark.parametrize(
     ("k", "v"),
-    [(1, 4), (4, 1), (8, 3), *(pytest.param(*w, marks=pytest.mark.slow) for w in ((1, 1), (2, 7)))],
+    [(1, 4), (8, 1), *(pytest.param(*w, marks=pytest.mark.slow) for w in ((1, 1), (2, 7)))],
     ids=str,
 )
-@each_case
+@each_kind
 def test_any_widths(case: Case, k: int, v: int) -> None:
     shape = Shape(b=1, t=11, k=k, v=v)
     streams, state = case.streams(shape), case.start(shape)
@@ -167,24 +166,10 @@ def test_any_widths(case: Case, k: int, v: int) -> None:
     check_gradients(case, streams, state, torch.float64, Chunkwise(4), Auto())
 
 
-@pytest.mark.slow
-@settings(max_examples=4, deadline=None, derandomize=True, database=None)
-@given(
-    st.builds(Shape, *(st.integers(1, top) for top in (3, 24, 4, 6, 6))),
-    st.integers(1, 20),
-    st.integers(0, 99),
-)
-@each_case
-def test_random_shapes(case: Case, shape: Shape, size: int, seed: int) -> None:
-    streams, state = case.streams(shape, seed=seed), case.start(shape, seed=seed + 1)
-    check(case, streams, state, torch.float64, Chunkwise(size), Auto())
-    check_gradients(case, streams, state, torch.float64, Chunkwise(size), Auto())
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "time", "heads"])
-@each_case
+@each_kind
 def test_streams_of_length_one_broadcast(case: Case, axis: int) -> None:
-    streams, state = case.streams(Shape(t=6)), case.start(Shape(t=6))
+    streams, state = case.streams(Shape(t=4)), case.start(Shape(t=4))
     narrow_ones = [
         n for n, s in streams.items() if s.dim() == 4 and not (n == "q" and case not in LINEAR)
     ]
@@ -200,7 +185,9 @@ def test_streams_of_length_one_broadcast(case: Case, axis: int) -> None:
         check(case, streams | {name: narrow}, state, torch.float64, Auto())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @each_real
 def test_low_precision_streams_keep_a_float32_state(case: Case, dtype: torch.dtype) -> None:
     exact = ("log_decay", "ridge")
@@ -338,7 +325,7 @@ def test_a_window_keeps_no_more_than_it_can_still_see(window: int) -> None:
         assert keys.shape[2] == values.shape[2] == age.shape[1] == window - 1
 
 
-@each_case
+@each_kind
 def test_padding_is_as_if_absent(case: Case) -> None:
     shape = Shape(b=4, t=11)
     streams, state = case.streams(shape), case.start(shape)
@@ -369,7 +356,7 @@ def test_padding_is_as_if_absent(case: Case) -> None:
         assert torch.isfinite(o).all()
 
 
-@each_case
+@each_kind
 def test_packed_documents_do_not_see_each_other(case: Case) -> None:
     shape = Shape(b=1, t=11)
     streams, state = case.streams(shape), case.start(shape)

@@ -32,7 +32,8 @@ from tolerances import assert_close, error
 SHAPE = Shape(t=9)
 WINDOWS = ((0, 0), (1, 0), (5, 0), (0, 2), (3, 2))
 """Windows, and sinks beside them."""
-CASES = [beside_window(name, *sizes) for name, sizes in product(RULES, WINDOWS)]
+SEVERAL = ("gla", "kda")
+"""Rules with and without a normaliser of their own, which meet every window."""
 SOME = [
     beside_window(name, *sizes)
     for name, sizes in product(("gla", "gla-own", "kda", "mesa"), ((2, 0), (3, 2)))
@@ -46,7 +47,18 @@ VIEWS: dict[str, Callable[[Recurrence], Recurrence]] = {
     "packed": lambda record: record.segments(IDS[:, : len(record)]),
     "both": lambda record: record.keep(MASK[:, : len(record)]).segments(IDS[:, : len(record)]),
 }
-each_case = pytest.mark.parametrize("case", CASES, ids=str)
+EACH_TIME = ((0, 0), (3, 2))
+each_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            beside_window(name, *sizes),
+            marks=() if name in SEVERAL or sizes in EACH_TIME else pytest.mark.slow,
+        )
+        for name, sizes in product(RULES, WINDOWS)
+    ],
+    ids=str,
+)
 some_cases = pytest.mark.parametrize("case", SOME, ids=str)
 each_view = pytest.mark.parametrize("view", VIEWS)
 

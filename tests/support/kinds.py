@@ -1,4 +1,5 @@
-"""Which mixers are of one kind: their streams end in the same records, with decays alike.
+"""Which mixers are of one kind: their streams end in the same records, with decays alike; and
+which have states of one form.
 
 A test that costs much per mixer is run for the first of each kind every time, and for the others,
 as those to come, by the slow suite.
@@ -6,7 +7,7 @@ as those to come, by the slow suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from cases import Case
+from cases import parts as tensors_of
 from fastweights import MIXERS
 from fastweights.layers import TokenContext
 from fastweights.recurrence import Recurrence
@@ -31,17 +34,41 @@ def kind_of(name: str) -> Kind:
     return _kind(record)
 
 
-def first_of_each(names: Iterable[str]) -> list[str]:
+@cache
+def form_of(name: str) -> Kind:
+    """What the state of a mixer is made of; what copies, cuts, reorders and keeps states sees no
+    more of a mixer.
+    """
+    if name not in MIXERS:
+        return (name,)
+    mixer = MIXERS[name](d=16)
+    short, long = (mixer(torch.zeros(1, t, 16))[1] for t in (3, 5))
+    parts = [(part.dim(), part.dtype) for part in tensors_of(short.memory)]
+    return (*parts, bool(short.tails), short.nbytes < long.nbytes)
+
+
+def first_of_each(names: Iterable[str], kind: Callable[[str], Kind] = kind_of) -> list[str]:
     """The first name of each kind."""
-    return list({kind_of(name): name for name in reversed(list(names))}.values())
+    return list({kind(name): name for name in reversed(list(names))}.values())
 
 
-def one_of_each(names: Iterable[str]) -> list[Any]:
+def one_of_each(names: Iterable[str], kind: Callable[[str], Kind] = kind_of) -> list[Any]:
     """The names as parameters of a test, all but the first of each kind marked `slow`."""
     names = list(names)
-    always = first_of_each(names)
+    always = first_of_each(names, kind)
     slow = pytest.mark.slow
     return [pytest.param(name, marks=() if name in always else slow) for name in names]
+
+
+def one_of_each_rule(cases: Iterable[Case]) -> list[Any]:
+    """Cases of recurrences as parameters of a test, likewise."""
+    cases, seen = list(cases), set[Kind]()
+    found = []
+    for case in cases:
+        kind = _kind(case.rule(**case.streams()))
+        found.append(pytest.param(case, marks=pytest.mark.slow if kind in seen else ()))
+        seen.add(kind)
+    return found
 
 
 def _kind(record: Recurrence) -> Kind:

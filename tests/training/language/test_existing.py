@@ -106,8 +106,12 @@ def stop_after(steps: int) -> Callable[[], bool]:
 @pytest.mark.parametrize(
     ("name", "lora"),
     [
-        *((name, None) for name in ("own", "linear", "mamba")),
-        *((name, KEPT) for name in ("own", "linear", "gpt2", "gpt_neox")),
+        *((name, None) for name in ("own", "linear")),
+        *((name, KEPT) for name in ("linear", "gpt2")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("mamba", None), ("own", KEPT), ("gpt_neox", KEPT))
+        ),
     ],
 )
 def test_a_stopped_run_goes_on_to_the_same_end(folder, tmp_path, name, lora):

@@ -59,7 +59,7 @@ def test_parts_weigh_by_what_is_learnt_of_them() -> None:
         assert_close(gradient, found[0][1], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_weigh_by_what_is_learnt_of_them(tmp_path: Path) -> None:
     launch_two(_update, tmp_path, 1)
     _update(tmp_path, 2)

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import random
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from fastweights.train import (
     Architecture,
     Bytes,
     CheckpointError,
-    Cosine,
     DataError,
     Every,
     ExistingTokenizer,
@@ -123,11 +121,6 @@ def test_every_text_survives_its_tokens(tokenizer, tmp_path):
             assert again.decode(again.encode(text)) == text
 
 
-def test_a_byte_is_its_token():
-    text = PROSE + "".join(map(chr, range(0x900)))
-    assert bytes(token_ids(Bytes().build([]), text).astype(np.uint8)) == text.encode()
-
-
 def test_long_texts_are_tokenized_as_one(tokenizer):
     text = (PROSE + "words, words.\n\n \nLines" * 3) * 400
     whole = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -149,26 +142,6 @@ def test_a_stream_of_text_remembers_little():
     for _ in range(1000):
         stream.push(0xE2)
     assert len(stream._recent) < 20
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
-@pytest.mark.parametrize("source", ["a.txt", ".", "**/*.*"])
-def test_text_is_found(tmp_path, name, source):
-    content = json.dumps({"text": PROSE}) if "jsonl" in name else PROSE
-    path = tmp_path / "some" / name
-    path.parent.mkdir()
-    path.write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
-    found = path if source == "a.txt" else tmp_path / source
-    assert (
-        read_corpus(Text((str(found),), (str(path),))).tokenizer.decode(
-            read_corpus(Text((str(found),))).train[:]
-        )
-        in PROSE
-    )
-    assert (
-        bytes(read_corpus(Text((str(found),), (str(path),))).train[:].astype(np.uint8))
-        == PROSE.encode()
-    )
 
 
 def test_shakespeare_is_bundled():
@@ -264,24 +237,13 @@ def test_only_matrices_decay(folder):
     assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
 
 
-@pytest.mark.parametrize("schedule", [Cosine(warmup=10), Linear(warmup=10)])
-def test_learning_rates_rise_then_fall(schedule):
-    factors = [schedule.factor(step, 100) for step in range(100)]
-    assert factors.index(max(factors)) == 10
-    assert max(factors) == 1
-    assert factors[:11] == sorted(factors[:11])
-    assert factors[10:] == sorted(factors[10:], reverse=True)
-    assert 0 < factors[-1] < 0.11
-    assert 0 < schedule.factor(0, 1) <= 1
-
-
 def test_parts_of_a_batch_add_up(folder, undisturbed):
     train(tiny(folder, accumulate=4), folder / "accumulate", cpu=True)
     for ours, theirs in zip(curve(folder / "accumulate"), undisturbed[0], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_train_as_one(folder, undisturbed, tmp_path):
     """Stopped by one of them in the middle, too."""
     launch_two(_train, tiny(folder), tmp_path / "out", 3)
@@ -412,20 +374,6 @@ def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
     assert outcome(tmp_path / "out") == undisturbed
 
 
-@pytest.mark.long
-def test_killed_at_any_time(folder, undisturbed, tmp_path):
-    generator, kills = random.Random(0), 0
-    while not (tmp_path / "out" / "model").exists():
-        process = sitting(tiny(folder), tmp_path / "out")
-        time.sleep(generator.uniform(0.02, 0.1) * 1.3**kills)
-        process.kill()
-        process.join()
-        kills += 1
-    assert kills > 1
-    train(tiny(folder), tmp_path / "out", cpu=True)
-    assert outcome(tmp_path / "out") == undisturbed
-
-
 def stopped_at(folder: Path, out: Path, steps: int) -> Path:
     train_until(tiny(folder), out, steps)
     return out / "checkpoints"
@@ -454,15 +402,6 @@ def test_no_sound_checkpoint_is_an_error(folder, tmp_path):
             CheckpointError, match=r"step-00000004/model.safetensors.*step-00000002.*remove"
         ):
             train(tiny(folder), tmp_path / "out", cpu=True)
-
-
-@pytest.mark.parametrize("name", ["train/000000.tokens", "tokenizer/tokenizer.json", "index.json"])
-def test_damaged_text_is_read_again(folder, undisturbed, tmp_path, name):
-    stopped_at(folder, tmp_path / "out", 2)
-    damaged = tmp_path / "out" / "data" / name
-    damaged.write_bytes(damaged.read_bytes()[:-20])
-    train(tiny(folder), tmp_path / "out", cpu=True)
-    assert outcome(tmp_path / "out") == undisturbed
 
 
 def test_a_folder_of_something_else_is_left_alone(folder, tmp_path):

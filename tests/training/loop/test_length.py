@@ -79,7 +79,7 @@ def test_adapters_go_on_too(folder, tmp_path):
     assert adapters[0].read_bytes() == adapters[1].read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_go_on(folder, tmp_path):
     launch_two(_train, open_ended(folder, 3), tmp_path / "out")
     launch_two(_train, open_ended(folder, 6), tmp_path / "out")

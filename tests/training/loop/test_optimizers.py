@@ -175,7 +175,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path, s
     assert outcome(tmp_path / "out") == undisturbed
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path):
     config = tiny(folder, optimizer=MUON)
     for calls, ended in ((45, -9), (None, 0)):

@@ -27,6 +27,7 @@ def take_turns(folder: Path) -> None:
     leave_processes()
 
 
+@pytest.mark.slow
 def test_others_wait_longer_than_a_collective_would(tmp_path):
     launch_two(take_turns, tmp_path)
     assert (tmp_path / "0").read_text() == ""

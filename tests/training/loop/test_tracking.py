@@ -117,7 +117,7 @@ def test_a_missing_package_is_named_before_anything_begins(monkeypatch):
         pass
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_of_several_processes_one_tracks(tmp_path):
     launch_two(_track_two, tmp_path)
     curves = json.loads((tmp_path / "curves-0.json").read_text())

@@ -150,6 +150,7 @@ def test_kernels_at_their_main_size_on_hopper(name: str) -> None:
     assert program.backward
 
 
+@pytest.mark.offline
 @pytest.mark.parametrize("name", IN_SEGMENTS)
 def test_kernels_that_walk_segments_of_time(name: str) -> None:
     """Of one long sequence, and at the sizes at which the tests on a GPU test them."""

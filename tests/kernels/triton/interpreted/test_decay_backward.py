@@ -19,8 +19,6 @@ from fastweights.recurrence import Decay
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
 
 def make(t: int, k: int, v: int, decay: int | None, *, h: int = 1) -> dict[str, Tensor | None]:
     """Random streams in float64; `decay` is the width of log α, which is mild in some channels,
@@ -55,8 +53,10 @@ def differentiate(streams: Streams, start: Tensor, names: tuple[str, ...]) -> li
         return list(torch.autograd.grad((o.cos().sum() + last.sin().sum()), wanted))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("decay", [None, 1, 72])
+@pytest.mark.parametrize(
+    ("decay", "dtype"),
+    [(None, torch.float32), (1, torch.float16), (72, torch.float32), (72, torch.bfloat16)],
+)
 def test_states_may_be_wider_than_tiles(decay: int | None, dtype: torch.dtype) -> None:
     t, width = (34, 40) if dtype == torch.float32 else (66, 72)
     check(TRITON_DECAY, build, make(t, width, width, decay and min(decay, width)), dtype)
@@ -88,8 +88,9 @@ def read_twice(
     return torch.cat(after, 1), torch.cat(before, 1), state
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("decay", [None, 1, 20])
+@pytest.mark.parametrize(
+    ("decay", "dtype"), [(None, torch.float32), (1, torch.bfloat16), (20, torch.float32)]
+)
 def test_a_second_reader_adds_to_the_gradients_of_the_first(
     decay: int | None, dtype: torch.dtype
 ) -> None:

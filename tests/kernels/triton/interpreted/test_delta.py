@@ -22,8 +22,12 @@ from fastweights.recurrence import DPLR, Delta
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-DECAYS = ["none", "scalar", "vector"]
+PAIRS = [
+    ("none", torch.float32),
+    ("scalar", torch.bfloat16),
+    ("vector", torch.float32),
+    ("vector", torch.float16),
+]
 
 
 def build(streams: Streams) -> Delta:
@@ -51,8 +55,7 @@ def stream_of(streams: Streams, name: str) -> Tensor:
     return stream
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize(("decay", "dtype"), PAIRS)
 def test_every_decay_agrees_in_every_dtype(decay: str, dtype: torch.dtype) -> None:
     check(TRITON_DELTA, build, make(decay=decay), dtype)
 
@@ -71,8 +74,9 @@ def test_widths_need_not_fill_tiles(k: int, v: int, decay: str) -> None:
     check(TRITON_DELTA, build, make(40, k=k, v=v, decay=decay))
 
 
-@pytest.mark.parametrize("decay", ["scalar", "vector"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("decay", "dtype"), [("scalar", torch.float32), ("vector", torch.bfloat16)]
+)
 def test_resets_are_exact(decay: str, dtype: torch.dtype) -> None:
     streams = make(decay=decay)
     stream_of(streams, "log_decay")[:, [0, 20, 24, 63]] = -torch.inf
@@ -105,7 +109,7 @@ def test_streams_may_be_shared_and_lie_in_any_layout() -> None:
     check(TRITON_DELTA, lay_out, streams)
 
 
-@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
 def test_time_is_walked_in_segments(decay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "SHORTEST_SEGMENT", 1)
     with pretend(CHIPS[90]._replace(multiprocessors=1000)):
@@ -154,8 +158,7 @@ def erase_and_write(
     return torch.stack(outputs, 1), state
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("decay", ["scalar", "vector"])
+@pytest.mark.parametrize(("decay", "dtype"), PAIRS[1:])
 def test_other_keys_may_erase_than_write(decay: str, dtype: torch.dtype) -> None:
     streams = make(decay=decay)
     e = F.normalize(torch.randn_like(stream_of(streams, "q")), dim=-1)
@@ -188,8 +191,7 @@ def make_untied(t: int = 70, decay: str = "vector") -> Streams:
     return streams
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize(("decay", "dtype"), PAIRS)
 def test_the_general_rule_with_one_key_to_write_and_erase(decay: str, dtype: torch.dtype) -> None:
     check(TRITON_DPLR, untie, make_untied(decay=decay), dtype)
 

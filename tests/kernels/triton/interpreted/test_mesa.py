@@ -103,8 +103,8 @@ def solve(record: Mesa, gram: Tensor, steps: Tensor | None = None) -> tuple[Tens
     ("t", "k", "v", "decay", "ridge"),
     [
         (40, 16, 24, "scalar", "head"),
-        (150, 24, 16, "none", "number"),
-        (70, 40, 16, "resets", "token"),
+        (70, 24, 16, "none", "number"),
+        (40, 40, 16, "resets", "token"),
         (1, 16, 40, "scalar", "head"),
     ],
 )
@@ -145,7 +145,6 @@ def test_every_token_takes_the_steps_that_the_definition_takes(
     ("dtype", "spread", "limit"),
     [
         (torch.float32, 3.0, 3e-6),
-        (torch.bfloat16, 3.0, 3e-5),
         (torch.bfloat16, 0.3, 1e-3),
         (torch.float16, 0.3, 1e-3),
     ],
@@ -219,6 +218,7 @@ def test_no_step_is_the_start_and_zeros_solve_to_zeros() -> None:
     assert (o[:, 5:9] == 0).all()
 
 
+@pytest.mark.slow
 def test_compiled_results_and_gradients_are_those_of_eager_code() -> None:
     """In a process without the type checker, which torch.compile cannot trace."""
     script = Path(__file__).parent / "compiled_mesa.py"

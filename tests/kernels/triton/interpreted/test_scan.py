@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -126,11 +127,14 @@ def selective(streams: Streams) -> Selective:
     return Selective(**streams)
 
 
-both_chips = pytest.mark.parametrize("chip", [SMALL, HUGE], ids=["whole", "cut"])
+def both_ways(layers: tuple[str, ...], cut: tuple[str, ...]) -> Any:
+    """Each layer whole, and some every time in segments; the others are slow tests."""
+    slow = pytest.mark.slow
+    in_segments = [pytest.param(n, HUGE, marks=() if n in cut else slow) for n in layers]
+    return pytest.mark.parametrize(("layer", "chip"), [*((n, SMALL) for n in layers), *in_segments])
 
 
-@both_chips
-@pytest.mark.parametrize("layer", LAYERS)
+@both_ways(tuple(LAYERS), ("hgrn", "mamba", "constant"))
 def test_layers(layer: str, chip: Chip) -> None:
     """One token in one piece; more than two tiles of tokens in segments."""
     torch.manual_seed(0)
@@ -139,18 +143,16 @@ def test_layers(layer: str, chip: Chip) -> None:
         check(SCAN_KERNEL, decay, LAYERS[layer](tokens if chip is HUGE else 1))
 
 
-@both_chips
-@pytest.mark.parametrize("layer", COMPLEX)
+@both_ways(tuple(COMPLEX), ("lru", "every token"))
 def test_complex_layers(layer: str, chip: Chip) -> None:
     torch.manual_seed(0)
     with pretend(chip):
         check(SCAN_KERNEL, decay, COMPLEX[layer](17 if chip is HUGE else 5))
 
 
-@both_chips
-def test_the_selective_scan_reads_both_factors_of_its_decay(chip: Chip) -> None:
+def test_the_selective_scan_reads_both_factors_of_its_decay() -> None:
     torch.manual_seed(0)
-    with pretend(chip):
+    with pretend(SMALL):
         check(SELECTIVE_SCAN_KERNEL, selective, mamba(25), wide=("log_decay", "rate"))
 
 
@@ -162,13 +164,12 @@ def test_half_precision(dtype: torch.dtype) -> None:
         check(SELECTIVE_SCAN_KERNEL, selective, mamba(9), dtype, wide=("log_decay", "rate"))
 
 
-@both_chips
-def test_resets_and_steep_decays(chip: Chip) -> None:
+def test_resets_and_steep_decays() -> None:
     torch.manual_seed(0)
     streams = mamba(25)
     streams["log_decay"][:, 3::7] = -torch.inf
     streams["log_decay"][:, 5::7] *= 1e4
-    with pretend(chip):
+    with pretend(HUGE):
         check(SELECTIVE_SCAN_KERNEL, selective, streams, wide=("log_decay", "rate"))
 
 

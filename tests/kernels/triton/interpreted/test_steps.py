@@ -236,8 +236,11 @@ def test_refusals() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("metala", "gated_deltanet", "mlstm", "rwkv4"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mesa", "mamba")),
+        *("metala", "mlstm"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gated_deltanet", "rwkv4", "mesa", "mamba")
+        ),
     ],
 )
 def test_models_decode_in_place(name: str) -> None:
