@@ -1,4 +1,4 @@
-"""docs/linearize.md: what linearized models lose and win."""
+"""docs/linearize-measured.md: what linearized models lose and win."""
 
 from __future__ import annotations
 
@@ -101,8 +101,6 @@ def far() -> str:
         [
             name,
             row["method"],
-            f"{row['window']}",
-            f"{row['transfer_tokens']:,} + {row['finetune_tokens']:,}",
             *(f"{row[side]['all']['nats']:.2f}" for side in _SIDES),
             *(f"{row['share'][band]:.0%}" for band in ("all", "recalled", *_BANDS)),
             *(f"{row[_OF_TEACHER][band]:.0%}" for band in ("all", "recalled")),
@@ -111,11 +109,11 @@ def far() -> str:
         for row in parts.get("conversions", {"rows": []})["rows"]
     )
     shares = ("share, all", "recalled", *_BANDS, "of the teacher's window, all", "recalled")
-    return table(("teacher", "method", "window", "tokens", *_SIDES, *shares), lines)
+    return table(("teacher", "method", *_SIDES, *shares), lines)
 
 
 _BANDS = ("16-63", "64-127", "128-255", "256-511")
-_SIDES = ("softmax", "converted", "window only")
+_SIDES = ("converted", "window only")
 _OF_TEACHER = "share of the teacher's window"
 
 
@@ -130,13 +128,13 @@ def recipes() -> str:
     in_order = sorted(named, key=lambda name: (teachers.index(name[0]), name[1]))
     columns = ("teacher", "recipe", "rate", "tokens", "perplexity / softmax", "share", "recalled")
     machine = f"On {found['machine']['cores']} cores of {found['machine']['cpu']}, kept busy."
-    columns = (*columns, *_back(TABLE_BANDS), "state", "minutes", "seeds")
+    columns = (*columns, *_back(TABLE_BANDS), "state", "minutes")
     return f"{machine}\n\n{table(columns, (_recipe(named[name]) for name in in_order))}"
 
 
 def _recipe(rows: list[Row]) -> list[str]:
     """One recipe for one teacher, by its seeds."""
-    first, count = rows[0], f"{len(rows)}"
+    first = rows[0]
     state = first["state_bytes"]
     rate = "" if first["lr"] is None else f"{first['lr']:g}"
     return [
@@ -144,7 +142,6 @@ def _recipe(rows: list[Row]) -> list[str]:
         *_beside_softmax(rows, TABLE_BANDS),
         f"{state['linear'] / 2**10:.0f} KiB of {state['softmax'] / 2**10:,.0f}",
         f"{median(row['seconds'] for row in rows) / 60:.1f}",
-        count,
     ]
 
 
@@ -159,16 +156,16 @@ def ablations() -> str:
     for row in results("linearize_ablations")["rows"]:
         by_name.setdefault((row["teacher"], row["method"]), []).append(row)
     columns = ("teacher", "changed", "perplexity / softmax", "share", "recalled")
-    columns = (*columns, *_back(ABLATION_BANDS), "state", "seeds")
+    columns = (*columns, *_back(ABLATION_BANDS), "state")
     return table(columns, map(_ablation, by_name.values()))
 
 
 def _ablation(rows: list[Row]) -> list[str]:
-    """One change for one teacher, by its seeds."""
+    """One change for one teacher."""
     first = rows[0]
     return [
         *(first["teacher"], first["method"], *_beside_softmax(rows, ABLATION_BANDS)),
-        *(f"{first['state_bytes'] / 2**10:.0f} KiB", f"{len(rows)}"),
+        f"{first['state_bytes'] / 2**10:.0f} KiB",
     ]
 
 
@@ -203,44 +200,47 @@ def _spread(values: list[float], form: str) -> str:
     if not values:
         return "undefined"
     least, middle, largest = (form.format(x) for x in (min(values), median(values), max(values)))
-    return middle if least == largest else f"{middle} ({least} … {largest})"
+    return middle if least == largest else f"{middle} ({least}…{largest})"
 
 
 def scaling() -> str:
     rows = _rows("scaling")
+    by_length: dict[int, dict[str, Row]] = {}
+    for row in rows:
+        by_length.setdefault(row["tokens"], {})[row["backward"]] = row
+    kinds = list(dict.fromkeys(row["backward"] for row in rows))
     model = (
-        f"A Llama of {rows[0]['layers']} layers and width 256, one sequence; memory beyond what the"
-        " model takes."
+        f"A Llama of {rows[0]['layers']} layers and width 256, one sequence; seconds, and memory"
+        " beyond the model's."
     )
-    columns = ("tokens", "backward", "seconds", "µs per token", "MiB")
-    return f"{model}\n\n{table(columns, map(_step, rows))}"
+    lines = (
+        [f"{tokens:,}", *(_step(found[kind]) for kind in kinds)]
+        for tokens, found in by_length.items()
+    )
+    return f"{model}\n\n{table(('tokens', *(f'backward {kind}' for kind in kinds)), lines)}"
 
 
-def _step(row: Row) -> list[str]:
-    seconds = row["seconds"]
-    return [
-        f"{row['tokens']:,}",
-        row["backward"],
-        f"{seconds:.2f}",
-        f"{seconds / row['tokens'] * 1e6:.0f}",
-        f"{row['bytes'] / 2**20:.0f}",
-    ]
+def _step(row: Row) -> str:
+    return f"{row['seconds']:.2f} s, {row['bytes'] / 2**20:.0f} MiB"
 
 
 def generation() -> str:
-    columns = ("model", "sequences", "generated tokens", "seconds", "ms per token at the end")
-    rows = results("linearize_generation")["rows"]
-    return table((*columns, "state, MiB"), map(_generated, rows))
+    both: dict[tuple[int, int], dict[str, Row]] = {}
+    for row in results("linearize_generation")["rows"]:
+        both.setdefault((row["batch"], row["tokens"]), {})[row["contender"]] = row
+    columns = ("sequences", "generated tokens", "seconds", "ms per token at the end", "state, MiB")
+    return table(columns, (_generated(*size, rows) for size, rows in both.items()))
 
 
-def _generated(row: Row) -> list[str]:
+def _generated(batch: int, tokens: int, rows: dict[str, Row]) -> list[str]:
+    """The linear model / its softmax."""
+    linear, softmax = rows["linear"], rows["softmax"]
     return [
-        row["contender"],
-        f"{row['batch']}",
-        f"{row['tokens']:,}",
-        f"{row['seconds']:.1f}",
-        f"{1e3 * row['last']:.1f}",
-        f"{row['state_bytes'] / 2**20:.2f}",
+        f"{batch}",
+        f"{tokens:,}",
+        f"{linear['seconds']:.1f} / {softmax['seconds']:.1f}",
+        f"{1e3 * linear['last']:.1f} / {1e3 * softmax['last']:.1f}",
+        f"{linear['state_bytes'] / 2**20:.2f} / {softmax['state_bytes'] / 2**20:.2f}",
     ]
 
 
@@ -254,7 +254,7 @@ def generation_picture() -> bytes:
 
 
 PAGE = Page(
-    "linearize",
+    "linearize-measured",
     Stretches(
         {
             "machine": machine,
