@@ -6,7 +6,6 @@ from pages import (
     check,
     gpu_static,
     linearize,
-    mesa,
     mixers,
     onnx,
     performance,
@@ -24,7 +23,6 @@ from pages.page import Page
 PAGES: tuple[Page, ...] = (
     performance.PAGE,
     gpu_static.PAGE,
-    mesa.PAGE,
     linearize.PAGE,
     reproduce.PAGE,
     plan.PAGE,

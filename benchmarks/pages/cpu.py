@@ -1,4 +1,4 @@
-"""Imported models' tokens and bfloat16 on a CPU, for docs/performance.md."""
+"""bfloat16 and long convolutions on a CPU, for docs/performance.md."""
 
 from __future__ import annotations
 
@@ -38,45 +38,18 @@ def streams() -> str:
     return table(["kernel", "", "bfloat16 as it is", "converted", "float32"], rows)
 
 
-def rules() -> str:
-    """Rules beside the reference implementations of their models."""
-    peers = ("transformers", "fla, naive")
-    columns = ["rule", "", "ours", *(f"{peer}, ×" for peer in peers), "apart"]
-    rows = results("rules")["rows"]
-    apart = (f"{max(row['apart'].values()):.0e}" for row in rows)
-    return table(columns, [[*_rule(row, peers), far] for row, far in zip(rows, apart, strict=True)])
-
-
-def rank_one() -> str:
-    """The general rank-one rule beside the delta rule."""
-    others = ("one key", "keys apart", "before")
-    columns = ["kernel", "decay", "tokens", "", "`Delta`", *(f"{name}, ×" for name in others)]
-    rows = (
-        [
-            row["kernel"],
-            row["decay"],
-            f"{row['tokens']:,}",
-            "forward and backward" if row["backward"] else "forward",
-            _ms(row["delta"]),
-            *(f"{row[name]:.2f}" for name in others),
-        ]
-        for row in results("dplr")["rows"]
-    )
-    return table(columns, rows)
-
-
-def _rule(row: Row, peers: tuple[str, ...]) -> list[str]:
-    act = "forward and backward" if row["backward"] else "forward"
-    ratios = [_ratio(row, peer) for peer in peers]
-    return [row["rule"], act, _ms(row["ours_ms"]), *ratios]
-
-
 def long_convolutions() -> str:
     """Long convolutions of whole sequences beside plain FFTs and softmax attention."""
     peers = ("plain FFT", "SDPA")
     columns = ["tokens", "channels of a head", "", "ours", *(f"{peer}, ×" for peer in peers)]
     rows = (
-        [f"{row['tokens']:,}", str(row["width"]), *_rule({"rule": "", **row}, peers)[1:]]
+        [
+            f"{row['tokens']:,}",
+            str(row["width"]),
+            "forward and backward" if row["backward"] else "forward",
+            _ms(row["ours_ms"]),
+            *(_ratio(row, peer) for peer in peers),
+        ]
         for row in results("long_convolution")["sequences"]
     )
     return table(columns, rows)
@@ -108,21 +81,3 @@ def _ratio(row: Row, peer: str) -> str:
 
 def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds:,.0f} ms"
-
-
-def imported() -> str:
-    """Each token of imported models beside that of the models they come from."""
-    columns = ["family", "batch", "parameters", "theirs", "ours", "", "streamed", "one call"]
-    found = ("decoding", "decoding_360m")
-    rows = [_imported(row) for name in found for row in results(name)["rows"]]
-    return table([*columns, "× floor"], rows)
-
-
-def _imported(row: Row) -> list[str]:
-    family = row["family"].replace("_", "-")
-    theirs, ours, streamed, step = (
-        _ms(1e3 * row[name]["median"]) for name in ("theirs", "ours", "streamed", "step")
-    )
-    ratio, floor = f"{row['ratio']:.2f}", f"{row['over_floor']:.1f}"
-    sizes = str(row["batch"]), f"{row['parameters']:,}"
-    return [family, *sizes, theirs, ours, ratio, streamed, step, floor]

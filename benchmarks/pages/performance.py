@@ -317,11 +317,8 @@ PAGE = Page(
             "crossovers": crossovers,
             "tokens": tokens,
             "training": training,
-            "imported": cpu.imported,
             "bfloat16_models": cpu.models,
             "bfloat16_streams": cpu.streams,
-            "rules": cpu.rules,
-            "rank_one": cpu.rank_one,
             "long_convolutions": cpu.long_convolutions,
             "long_convolution_tokens": cpu.long_convolution_tokens,
         }

@@ -80,12 +80,10 @@ def test_choices_are_those_of_the_code() -> None:
     """Those that are read from the source of the code, or written again."""
     from fastweights.cli.verbs.train import DECAYS
     from fastweights.importers import FAMILIES
-    from fastweights.lab.bench.mesa import MesaPlan
     from fastweights.linearize import FEATURE_MAPS, RULES
 
     assert tuple(DECAYS) == training.SHAPES
     assert ", ".join(sorted(FAMILIES)) == models.READ
-    assert MesaPlan().parts == measuring.MESA_PARTS
     assert tuple(FEATURE_MAPS) == linearize.FEATURES
     assert tuple(RULES) == linearize.RULES
 

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 NAMES = (
     "performance",
     "gpu-static",
-    "mesa",
     "linearize-measured",
     "reproduce",
     "plan",

@@ -23,7 +23,6 @@ from fastweights.cli.settings import LibraryClass, names_in
 
 TABLES = ", ".join(names_in("analysis.tables:TABLES"))
 MESA = LibraryClass("lab.bench.mesa:MesaPlan")
-MESA_PARTS = ("solvers", *names_in("lab.bench.mesa_speed:PARTS"))
 
 
 class ListVerb(Verb):
@@ -166,7 +165,6 @@ class BenchMesaVerb(Verb, ContendersOptions, TargetOptions):
     Attributes:
         checkpoint: Folder of a run, a checkpoint or a model with Mesa layers, whose loss is
             measured.
-        parts: What to measure where there is no checkpoint (default: all).
         text: Text whose last tenth the checkpoint reads.
         tokens: Number of tokens of the text to read.
         length: Number of tokens of a sequence.
@@ -174,7 +172,6 @@ class BenchMesaVerb(Verb, ContendersOptions, TargetOptions):
 
     run = Deferred("bench", "bench_mesa")
     checkpoint: Place | None = None
-    parts: Annotated[tuple[str, ...], MESA_PARTS, {"nargs": "+"}] = MESA_PARTS
     text: Given = MESA["text"]
     tokens: Length = MESA["tokens"]
     length: Length = MESA["length"]

@@ -84,9 +84,7 @@ def bench_mesa(chosen: Namespace, console: Console) -> None:
     checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     sizes = {"tokens": chosen.tokens, "length": chosen.length}
-    plan = MesaPlan(
-        chosen.quick, checkpoint, chosen.text, **sizes, budget=budget, parts=tuple(chosen.parts)
-    )
+    plan = MesaPlan(chosen.quick, checkpoint, chosen.text, **sizes, budget=budget)
     _bench(chosen, console, lambda report, device: run_mesa(report, plan, device))
 
 
@@ -164,11 +162,7 @@ _COLUMNS = (
     _Column("of GEMM", "gemm", _number("{:.1%}")),
     _Column("of bandwidth", "bandwidth", _number("{:.1%}")),
     _Column("× floor", "over_floor", _number("{:.2f}")),
-    _Column("× GLA", "over_gla", _number("{:.2f}")),
-    _Column("per step", "over_gla_per_step", _number("{:.2f}")),
-    _Column("γ", "gamma", str),
     _Column("× base", "over", _number("{:.2f}")),
-    _Column("fallbacks", "fallbacks", _number("{:.1%}")),
     _Column("steps", "steps", _number("{:.1f}")),
     _Column("loss", "loss", _number("{:.4f}")),
     _Column("tokens/s", "tokens_per_second", _number("{:,.0f}")),

@@ -17,7 +17,6 @@ from fastweights.analysis.capture import mesa_records
 from fastweights.generate import stream
 from fastweights.lab.bench.cases import RecurrenceCase, mesa_case
 from fastweights.lab.bench.contenders import Phase, Sizes, bind
-from fastweights.lab.bench.mesa_speed import PARTS, SpeedPlan, run_mesa_timing
 from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import (
@@ -56,7 +55,6 @@ class MesaPlan:
         text: Source of the text for it, as `fastweights train` reads it.
         tokens: Tokens of that text's last tenth, in sequences of `length`, `batch` at a time.
         decoded: Tokens in a timed call of decoding.
-        parts: What is measured without a checkpoint: "solvers", and the `PARTS` of `mesa_speed`.
     """
 
     quick: bool = False
@@ -67,7 +65,6 @@ class MesaPlan:
     batch: int = 8
     decoded: int = 8
     budget: Budget = Budget()
-    parts: tuple[str, ...] = ("solvers", *PARTS)
 
     @property
     def sizes(self) -> tuple[Sizes, ...]:
@@ -117,12 +114,7 @@ def run_mesa(report: Report, plan: MesaPlan, device: torch.device) -> None:
         if not report.has("loss"):
             report.add("loss", _losses(plan, plan.checkpoint, device))
         return
-    run_mesa_timing(
-        report,
-        SpeedPlan(tuple(p for p in plan.parts if p in PARTS), plan.quick, plan.budget),
-        device,
-    )
-    for sizes in plan.sizes if "solvers" in plan.parts else ():
+    for sizes in plan.sizes:
         for phase in Phase:
             if not report.has(group := f"mesa {sizes} {phase.value}"):
                 report.add(group, _solve_rows(plan, sizes, phase, device))
