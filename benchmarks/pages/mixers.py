@@ -11,7 +11,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fastweights import MIXERS, kernels
-from fastweights.analysis.tables import check_mark, conditions_of
 from fastweights.importers import FAMILIES
 from fastweights.kernels import table
 from fastweights.layers import TokenContext
@@ -27,7 +26,7 @@ PROBE, TOKENS = 64, 48
 """Where a mixer is run."""
 COLUMNS = (
     *("mixer", "record", "numbers of a state", "decay", "λ < 0", "CPU", "GPU"),
-    *("C0", "C1", "C2", "C3", "lines", "imported from"),
+    "imported from",
 )
 SAME = {"delta_net": "deltanet", "mesa_net": "mesa"}
 """Model types "of the same names" as mixers, but for a stroke."""
@@ -40,12 +39,10 @@ def matrix() -> str:
 
 def _line(name: str) -> tuple[str, ...]:
     record = _record(_probe(name), TOKENS)
-    met = map(check_mark, conditions_of(name))
-    lines = len(inspect.getsource(MIXERS[name]).splitlines())
     sources = ", ".join(f"`{kind}`" for kind in importable()[name])
     runs = (_runs(name, device) for device in ("cpu", "cuda"))
     found = (_composition(record), _state(name), _decay(name), _negative(name, record))
-    return (f"`{name}`", *found, *runs, *met, str(lines), sources)
+    return (f"`{name}`", *found, *runs, sources)
 
 
 def _probe(name: str) -> Mixer:
