@@ -75,7 +75,7 @@ def devices() -> str:
 
 
 def memory() -> str:
-    columns = ("mixer", *SETTINGS, "besides", "planned, MB", "given back", "resident", "planned /")
+    columns = ("mixer", "sizes", "besides", "planned, MB", "given back", "resident")
     return table(columns, map(_memory_line, _rows("memory")))
 
 
@@ -85,46 +85,35 @@ def _memory_line(row: Row) -> tuple[str, ...]:
     sizes = [row[name] for name in ("planned", "given_back", "resident")]
     return (
         row["mixer"],
-        *(f"{row[name]:,}" for name in SETTINGS),
+        _sizes(row),
         ", ".join(besides),
         *("" if size is None else f"{size / 1e6:,.0f}" for size in sizes),
-        ", ".join(f"{sizes[0] / size:.2f}" for size in sizes[1:] if size is not None),
     )
+
+
+def _sizes(row: Row) -> str:
+    """Width, layers, batch and length."""
+    return "·".join(f"{row[name]}" for name in SETTINGS)
 
 
 def operations() -> str:
-    columns = (
-        "mixer",
-        "planned forward",
-        "counted",
-        "ratio",
-        "planned backward",
-        "counted",
-        "ratio",
-    )
+    columns = ("mixer", "forward: planned / counted", "ratio", "backward", "ratio")
     return table(columns, map(_operations_line, _rows("operations")))
 
 
 def _operations_line(row: Row) -> tuple[str, ...]:
     forward = row["planned_products"] + row["planned_recurrent"]
-    backward = row["planned_backward"]
-    return (
-        row["mixer"],
-        f"{forward / 1e6:.3f}M",
-        f"{row['forward'] / 1e6:.3f}M",
-        f"{forward / row['forward']:.2f}",
-        f"{backward / 1e6:.3f}M",
-        f"{row['backward'] / 1e6:.3f}M",
-        f"{backward / row['backward']:.2f}",
-    )
+    both = ((forward, row["forward"]), (row["planned_backward"], row["backward"]))
+    cells = ((f"{p / 1e6:.3f}M / {c / 1e6:.3f}M", f"{p / c:.2f}") for p, c in both)
+    return (row["mixer"], *(text for pair in cells for text in pair))
 
 
 def times() -> str:
-    columns = ("mixer", *SETTINGS, "measured, s", "predicted, s", "predicted / measured")
+    columns = ("mixer", "sizes", "measured, s", "predicted, s", "quotient")
     lines = (
         (
             row["mixer"],
-            *(f"{row[name]:,}" for name in SETTINGS),
+            _sizes(row),
             f"{row['seconds']:.2f}",
             f"{row['predicted']:.2f}",
             f"{row['predicted'] / row['seconds']:.2f}",
