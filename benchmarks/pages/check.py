@@ -101,15 +101,17 @@ def reasons() -> str:
 
 
 def _reasons() -> Iterator[str]:
-    said: dict[str, dict[str, None]] = {}
+    who: dict[str, dict[str, None]] = {}
+    laws: dict[str, dict[str, None]] = {}
     for row in results("check")["rows"]:
         for finding in row["findings"]:
             if finding["reason"] and finding["verdict"] != "not asked":
-                who = "ours" if row["kind"] == "ours" else f"`{row['family']}`"
                 reason = finding["reason"].replace(f" {row['family']} ", " … ")
-                said.setdefault(f"{reason} ({finding['law']})", {})[who] = None
-    for reason, who in said.items():
-        yield f"- {', '.join(who)}: {reason}"
+                name = "ours" if row["kind"] == "ours" else f"`{row['family']}`"
+                who.setdefault(reason, {})[name] = None
+                laws.setdefault(reason, {})[finding["law"]] = None
+    for reason, names in who.items():
+        yield f"- {', '.join(names)}: {reason} ({', '.join(laws[reason])})"
 
 
 PAGE = Page(

@@ -48,7 +48,7 @@ def _cost(row: Row) -> str:
         return "does not fit"
     ways = "".join(mark for mark, name in (("S", "shard"), ("R", "recompute")) if row[name])
     size = bytes_in_words(row["memory"])
-    return f"{row['hours']:,.3g} h, ${row['cost']:,.0f}, {size}" + (f" ({ways})" if ways else "")
+    return f"{row['hours']:,.3g} h, {size}" + (f" ({ways})" if ways else "")
 
 
 def prices() -> str:

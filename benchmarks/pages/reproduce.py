@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
@@ -128,10 +129,19 @@ def _checks(checks: list[Outcome]) -> Iterator[tuple[str, ...]]:
     """A row for each, or for all that say the same of several models."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for check in checks:
-        subject, _, rest = check["sentence"].partition(" ")
+        subject, _, rest = _short(check["sentence"]).partition(" ")
         rows.setdefault((rest, *_judged(check)), []).append(subject)
     for (rest, *judged), subjects in rows.items():
         yield f"{', '.join(subjects)} {rest}", *judged
+
+
+def _short(sentence: str) -> str:
+    """With a place or quantity that both sides have in common said once, behind them."""
+    return SHARED_QUANTITY.sub(r"\1 \3 \4\5 (\2)", SHARED_PLACE.sub(r"\1 \3 \4\5 at \2", sentence))
+
+
+SHARED_PLACE = re.compile(r"^(\S+) at (.+) ([>=]) (\S+) at \2( [-+±] \S+)?$")
+SHARED_QUANTITY = re.compile(r"^([^(]+?) \((?P<q>.+)\) ([>=]) ([^(]+?) \((?P=q)\)( [-+±] \S+)?$")
 
 
 def _judged(check: Outcome) -> tuple[str, str]:
@@ -160,7 +170,7 @@ def _numbers(claim: Claim, outcome: Outcome) -> str:
     ours = {s: [_reached(main, s, places.get(x, x)) for x in columns] for s in main.series}
     theirs = {s: _printed(claim.figures.get(s, {}), columns) for s in ours}
     rows = [
-        *([["floor", *(_floor(measures, places.get(x), scale) for x in columns)]] if scale else ()),
+        _floors([_floor(measures, places.get(x), scale) for x in columns]),
         *([s, *row] for s, row in ours.items()),
         *([f"{s}, paper", *row] for s, row in theirs.items() if row != ours[s]),
     ]
@@ -185,10 +195,21 @@ def _reached(main: Measures, series: str, x: At) -> str:
     return median if low == high else f"{median} ({low}–{high})"
 
 
-def _floor(measures: Measures, x: At, scale: Scale) -> str:
+def _floor(measures: Measures, x: At, scale: Scale | None) -> tuple[str, str] | None:
+    """The highest floor there, and whose it is."""
     floors = {row.value: row.series for row in measures.of(FLOOR) if row.x == x}
-    floor = scale.highest(floors) if floors else None
-    return "" if floor is None else f"{floor:.3g} ({floors[floor]})"
+    if scale is None or not floors:
+        return None
+    floor = scale.highest(floors)
+    return f"{floor:.3g}", floors[floor]
+
+
+def _floors(found: list[tuple[str, str] | None]) -> list[str]:
+    """The row of floors; whose they are once, if of the same predictor."""
+    names = {floor[1] for floor in found if floor}
+    if len(names) == 1:
+        return [f"floor: {names.pop()}", *(floor[0] if floor else "" for floor in found)]
+    return ["floor", *(f"{floor[0]} ({floor[1]})" if floor else "" for floor in found)]
 
 
 def _picture(name: str, outcome: Outcome) -> str:

@@ -30,7 +30,7 @@ def _shown(table: Table) -> Table:
     same: dict[tuple[str, ...], list[str]] = {}
     for row in table.rows:
         name, *cells = (row[i] for i in kept)
-        same.setdefault(tuple(cells), []).append(name)
+        same.setdefault(tuple(cell.replace(" × ", "×") for cell in cells), []).append(name)
     rows = [(", ".join(names), *cells) for cells, names in same.items()]
     return table._replace(columns=tuple(table.columns[i] for i in kept), rows=rows)
 
