@@ -79,7 +79,18 @@ def verdicts() -> str:
             table(("claim", "statement", "parts that hold"), rows) if rows else "None.",
         )
     ]
-    return "\n\n".join([*judged, *_waiting()])
+    return "\n\n".join([_measured_at(), *judged, *_waiting()])
+
+
+def _measured_at() -> str:
+    """The size and commit of all outcomes, and those of other ones."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, _, outcome in _measured():
+        found.setdefault((outcome["size"], outcome["commit"][:12]), []).append(f"`{name}`")
+    (usual, _), *others = sorted(found.items(), key=lambda item: -len(item[1]))
+    said = [f"Size {usual[0]}, commit {usual[1]}"]
+    said += [f"{', '.join(names)}: {size}, {commit}" for (size, commit), names in others]
+    return "; ".join(said) + "."
 
 
 def _link(name: str) -> str:
@@ -117,22 +128,22 @@ def sections() -> str:
 def _section(name: str, claim: Claim, outcome: Outcome) -> Iterator[str]:
     size = claim.sizes[outcome["size"]]
     yield f"## {name}"
-    spent = f"Size {outcome['size']}, {outcome['minutes']:.1f} minutes, {outcome['commit'][:12]}."
+    spent = f"{outcome['minutes']:.1f} minutes."
     yield " ".join(filter(None, (f"{claim.paper}, {claim.place}.", claim.remark, size.note, spent)))
-    yield table(("part", "difference", "verdict"), _checks(outcome["checks"]))
+    yield "\n".join(_checks(outcome["checks"]))
     if numbers := _numbers(claim, outcome):
         yield numbers
     yield f"![{name}](measured/{_picture(name, outcome)})"
 
 
-def _checks(checks: list[Outcome]) -> Iterator[tuple[str, ...]]:
-    """A row for each, or for all that say the same of several models."""
+def _checks(checks: list[Outcome]) -> Iterator[str]:
+    """A line for each, or for all that say the same of several models."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for check in checks:
         subject, _, rest = _short(check["sentence"]).partition(" ")
         rows.setdefault((rest, *_judged(check)), []).append(subject)
-    for (rest, *judged), subjects in rows.items():
-        yield f"{', '.join(subjects)} {rest}", *judged
+    for (rest, difference, verdict), subjects in rows.items():
+        yield f"- {', '.join(subjects)} {rest}: {difference}, {verdict}"
 
 
 def _short(sentence: str) -> str:
@@ -150,9 +161,14 @@ def _judged(check: Outcome) -> tuple[str, str]:
         _number(check[part]) for part in ("difference", "low", "high", "visible")
     )
     limit = f"visible from {visible}" if check["verdict"] == ClaimVerdict.OPEN.value else ""
+    verdict = (
+        check["verdict"]
+        if check["verdict"] == ClaimVerdict.HOLDS.value
+        else f"**{check['verdict']}**"
+    )
     return (
         difference if low == difference == high else f"{difference} ({low}–{high})",
-        ": ".join(filter(None, (check["verdict"], check["reason"], limit))),
+        ": ".join(filter(None, (verdict, check["reason"], limit))),
     )
 
 
@@ -170,12 +186,19 @@ def _numbers(claim: Claim, outcome: Outcome) -> str:
     ours = {s: [_reached(main, s, places.get(x, x)) for x in columns] for s in main.series}
     theirs = {s: _printed(claim.figures.get(s, {}), columns) for s in ours}
     rows = [
-        _floors([_floor(measures, places.get(x), scale) for x in columns]),
-        *([s, *row] for s, row in ours.items()),
-        *([f"{s}, paper", *row] for s, row in theirs.items() if row != ours[s]),
+        _floors([_floor(measures, places[x], scale) if x in places else None for x in columns]),
+        *(row for s in ours for row in _beside(s, ours[s], theirs[s])),
     ]
     rows = [row for row in rows if any(row[1:])]
     return table((claim.unit, *columns), rows) if rows else ""
+
+
+def _beside(series: str, ours: list[str], theirs: list[str]) -> Iterator[list[str]]:
+    """A row, and the paper's where it says something else of the same places."""
+    apart = not any(a and b for a, b in zip(ours, theirs, strict=True))
+    yield [series, *([a or b for a, b in zip(ours, theirs, strict=True)] if apart else ours)]
+    if not apart and ours != theirs:
+        yield [f"{series}, paper", *theirs]
 
 
 def _printed(row: Mapping[str, float], columns: Iterable[str]) -> list[str]:

@@ -291,8 +291,10 @@ METHODS_COMPARED = {
                 _short(_table2(), Updates(60, 1e-1), Updates(60, 1e-3)), TRAINED, 128, 8192
             ),
             4,
-            "Perplexity, not accuracy, after 60 updates. At the paper's transfer rate of 1e-2 so"
-            " few hardly move γ from its 0.1: it is 1e-1 here.",
+            (
+                "Perplexity, not accuracy, after 60 updates, at a transfer rate of 1e-1: at"
+                " the paper's 1e-2 so few hardly move γ from 0.1."
+            ),
         ),
         gpu=ClaimSize(
             Conversions(

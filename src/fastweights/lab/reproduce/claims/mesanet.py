@@ -466,8 +466,10 @@ STEPS_ON_REGBENCH = {
         cpu=ClaimSize(
             _languages(SMALL_REGBENCH, _behind_local_mixer(_by_steps(4, 1)), EIGHT_LANGUAGES),
             19,
-            "Automata of at most four states, with three letters; heads of 16 channels, for which a"
-            " single step is very few, as 5 are for the paper's 128.",
+            (
+                "Automata of at most four states, with three letters; heads of 16 channels,"
+                " for which one step is very few, as 5 for the paper's 128."
+            ),
         ),
         gpu=ClaimSize(
             _languages(REGBENCH, _by_steps(1, 5), ONE_EPOCH),
