@@ -19,18 +19,16 @@ def _rows(part: str) -> list[Row]:
 
 
 def recipes() -> str:
-    columns = ("recipe", "model and data", "tokens", "batch × length", "published hardware, hours")
-    lines = (
-        (
-            f"`{name}`",
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, one in RECIPES.items():
+        cells = (
             f"{one.paper}; {one.data.value}",
-            f"{one.tokens.value / 1e9:g}B",
             f"{one.batch.value:,} × {one.length.value:,}",
             f"{one.hardware.value}; {one.hours.value}",
         )
-        for name, one in RECIPES.items()
-    )
-    return table(columns, lines)
+        found.setdefault(cells, []).append(f"`{name}` ({one.tokens.value / 1e9:g}B)")
+    columns = ("recipe (tokens)", "model and data", "batch × length", "published hardware, hours")
+    return table(columns, ((", ".join(names), *cells) for cells, names in found.items()))
 
 
 def costs() -> str:
