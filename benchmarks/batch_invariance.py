@@ -1,29 +1,25 @@
-"""What batch invariance costs, and what it takes away, on a CPU; writes JSON.
+"""What batch invariance costs, and what it takes away, on a CPU.
 
-    python benchmarks/batch_invariance.py --out benchmarks/results/batch_invariance.json
+    python benchmarks/batch_invariance.py
 
 Language models (width 256, 4 layers, float32) inside `batch_invariant` and outside, in turns, one
 thread: milliseconds of a text of 128 tokens read, of 4 texts of 32 read together, of 4 such texts
-continued by 16 tokens, and of a gradient of the 4; the fastest of the rounds. `differences`: the
-largest between log-probabilities of the 4 texts read together and the same read each alone, and
-each decoded token by token, in nats.
+continued by 16 tokens, and of a gradient of the 4; medians. `differences`: the largest between
+log-probabilities of the 4 texts read together and the same read each alone, and each decoded token
+by token, in nats.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bfloat16 import Times, time_in_turn
-from fastweights.lab.bench.machine import provenance
 from fastweights.models import (
     FastWeightsConfig,
     FastWeightsForCausalLM,
@@ -31,7 +27,7 @@ from fastweights.models import (
     log_probabilities,
 )
 from fastweights.models.cache_names import CACHE, cache_argument
-from fastweights.training.loop.files import write_json
+from measuring import begin, milliseconds, options
 
 MIXERS = ("metala", "gated_deltanet", "softmax")
 VOCABULARY, WIDTH, LAYERS, LONG, TEXTS, TOKENS, NEW = 256, 256, 4, 128, 4, 32, 16
@@ -62,14 +58,9 @@ def decode(model: Model, ids: Tensor) -> Tensor:
 
 
 def write(model: Model, ids: Tensor) -> Tensor:
-    return model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NEW,
-        min_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-    )
+    lengths = {"max_new_tokens": NEW, "min_new_tokens": NEW}
+    mask = torch.ones_like(ids)
+    return model.generate(ids, attention_mask=mask, **lengths, do_sample=False, pad_token_id=0)
 
 
 def learn(model: Model, ids: Tensor) -> None:
@@ -85,7 +76,7 @@ def in_mode(mode: Callable[[], AbstractContextManager[None]], act: Callable[[], 
         act()
 
 
-def measure(model: Model, rounds: int) -> dict[str, Times]:
+def measure(model: Model, rounds: int) -> dict[str, dict[str, float]]:
     generator = torch.Generator().manual_seed(0)
     long, ids = (
         torch.randint(VOCABULARY, shape, generator=generator)
@@ -98,16 +89,19 @@ def measure(model: Model, rounds: int) -> dict[str, Times]:
         f"gradient of {TEXTS} x {TOKENS} tokens": partial(learn, model, ids),
     }
     modes = {"outside": nullcontext, "inside": partial(batch_invariant, model)}
-    times = {}
-    for name, act in acts.items():
-        times[name] = time_in_turn(
+    times = {
+        name: milliseconds(
             {place: partial(in_mode, mode, act) for place, mode in modes.items()}, rounds
         )
-        times[name]["ratio"] = times[name]["inside"] / times[name]["outside"]
-    return times | {"differences": differences(model, ids)}
+        for name, act in acts.items()
+    }
+    ratios = {name: {"ratio": found["inside"] / found["outside"]} for name, found in times.items()}
+    return {name: times[name] | ratios[name] for name in acts} | {
+        "differences": differences(model, ids)
+    }
 
 
-def differences(model: Model, ids: Tensor) -> Times:
+def differences(model: Model, ids: Tensor) -> dict[str, float]:
     """Of log-probabilities, in nats."""
     together = score(read(model, ids), ids)
     alone = torch.cat([score(read(model, row), row) for row in ids.split(1)])
@@ -124,18 +118,11 @@ def differences(model: Model, ids: Tensor) -> Times:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    found = provenance()
-    found["models"] = {}
+    chosen = options(__doc__, "batch_invariance", rounds=3).parse_args()
+    report = begin("batch_invariance", chosen)
     for name in (*MIXERS, "llama (transformers)"):
-        found["models"][name] = measure(build(name), chosen.rounds)
-        print(name, found["models"][name], flush=True)
-    if chosen.out:
-        write_json(chosen.out, found)
+        if not report.has(name):
+            report.add(name, [measure(build(name), chosen.rounds)])
 
 
 if __name__ == "__main__":

@@ -2,19 +2,17 @@
 
 TEACHERS is the folder that benchmarks/linearize_teachers.py has written. Landmarks are placed among
 keys of the training text, with one thing changed at a time, and nothing is trained; text that is
-held out is read by the teacher, by the model that it has become, and by its window alone. Rows go
-to benchmarks/results/linearize_ablations.json one by one, and from there into docs/linearize.md by
-`make pages`.
+held out is read by the teacher, by the model that it has become, and by its window alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +22,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Generator, Tensor
 
+from fastweights.lab.bench.report import open_report
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.convert import branch, landmarks
 from fastweights.linearize.convert.modes import Student, Teacher, WindowOnly
@@ -41,10 +40,10 @@ from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.linearize.evaluate.share import share_of
 from fastweights.recurrence.mapped import Mapped
 from linearize_far import by_distance
-from linearize_table import SEEDS, WINDOW, Row, data_of, record
+from linearize_table import SEEDS, WINDOW, Row, data_of
 from linearize_teachers import FAR
+from measuring import options
 
-RESULTS = Path(__file__).parent / "results" / "linearize_ablations.json"
 MODES = {SOFTMAX: Teacher(), LINEAR: Student(), WINDOW_ONLY: WindowOnly()}
 Change = Callable[[], AbstractContextManager[Any]]
 
@@ -98,21 +97,19 @@ ABLATIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options(__doc__, "linearize_ablations")
     parser.add_argument("teachers", type=Path)
     parser.add_argument("--only", choices=("text", *FAR), action="append", help="this teacher")
     parser.add_argument("--change", choices=ABLATIONS, action="append", help="this change")
     parser.add_argument("--seed", type=int, choices=SEEDS, action="append", help="with this seed")
-    parser.add_argument(
-        "--out", type=Path, help="folder of texts and landmarks (TEACHERS/ablations)"
-    )
+    parser.add_argument("--work", type=Path, help="folder of texts and landmarks")
     chosen = parser.parse_args()
-    out = chosen.out or chosen.teachers / "ablations"
-    for teacher in chosen.only or ("text", *FAR):
-        for name in chosen.change or ABLATIONS:
-            for seed in chosen.seed or SEEDS:
-                row = ablate(chosen.teachers, teacher, name, seed, out / f"{teacher}-{name}-{seed}")
-                record(row, RESULTS)
+    report = open_report("linearize_ablations", chosen.out)
+    work = chosen.work or chosen.teachers / "ablations"
+    runs = product(chosen.only or ("text", *FAR), chosen.change or ABLATIONS, chosen.seed or SEEDS)
+    for teacher, name, seed in runs:
+        if not report.has(group := f"{teacher}-{name}-{seed}"):
+            report.add(group, [ablate(chosen.teachers, teacher, name, seed, work / group)])
 
 
 @torch.no_grad()
@@ -134,8 +131,6 @@ def ablate(teachers: Path, teacher: str, name: str, seed: int, out: Path) -> Row
     return {
         "teacher": teacher,
         "method": name,
-        "softmax_layers": 0,
-        "lr": None,
         "seed": seed,
         "seconds": time.perf_counter() - start,
         **sides,

@@ -5,9 +5,7 @@ has the same number of tokens, and its own rate for each teacher: the one of fiv
 fewest nats per token on a seed of its own. Then it is run with three other seeds. What is measured
 is held out from all training: perplexity, the share of what the window leaves open that the linear
 side closes, and, of teachers that look far, the accuracy of tokens that repeat others by distance.
-Each conversion is a run of its own in TEACHERS/table, and can be stopped and started again; rows go
-to benchmarks/results/linearize_table.json one by one, and from there into docs/linearize.md by
-`make pages`.
+Each conversion is a run of its own in TEACHERS/table, and can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights.cli.progress import reporter
-from fastweights.lab.bench.machine import provenance
+from fastweights.lab.bench.report import open_report
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
@@ -41,17 +39,17 @@ from fastweights.linearize.distill.trained import Adapters, AllWeights
 from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.train import AdamW, Every, StopOnSignal
 from fastweights.training.data.documents import Data
-from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.files import read_json, write_json
 from linearize_far import by_distance
 from linearize_teachers import FAR
+from measuring import options
 
-RESULTS = Path(__file__).parent / "results" / "linearize_table.json"
 WINDOW, TEXT_LENGTH = 16, 256
 TUNED_ON, SEEDS = 100, (0, 1, 2)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 """Of the stage in which the whole model adapts."""
 TRANSFER_RATE = 1e-1
-"""The best of those of docs/linearize.md, for LoLCATs' features."""
+"""For LoLCATs' features."""
 EVERY = Every(log=10, evaluation=1 << 20, checkpoint=1 << 20)
 KL = TokenLoss(ce=0.0, kl=1.0)
 Row = dict[str, Any]
@@ -74,7 +72,7 @@ class Method:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options(__doc__, "linearize_table")
     parser.add_argument("teachers", type=Path)
     parser.add_argument("--only", choices=("text", *FAR), action="append", help="this teacher")
     parser.add_argument("--method", choices=METHODS, action="append", help="this recipe")
@@ -82,10 +80,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120, help="updates in all")
     parser.add_argument("--batch", type=int, default=4, help="sequences per update")
     chosen = parser.parse_args()
+    report = open_report("linearize_table", chosen.out)
     for teacher in chosen.only or ("text", *FAR):
         for name in chosen.method or METHODS:
-            for row in rows(chosen, teacher, name):
-                record(row, RESULTS)
+            group = f"{teacher} {name} {chosen.softmax_layers} {chosen.steps}"
+            if not report.has(group):
+                report.add(group, list(rows(chosen, teacher, name)))
 
 
 def _adapt(budget: Budget, lr: float, loss: TokenLoss, trained: Any) -> AdaptationConfig:
@@ -179,10 +179,11 @@ def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: in
     console.print(f"\n{title}", markup=False)
     out = chosen.teachers / "table" / "".join(c if c.isalnum() else "-" for c in title)
     with reporter(console) as watch, StopOnSignal() as stop:
-        start = time.perf_counter()
+        start, clock = time.perf_counter(), out.with_suffix(".json")
         if not run_conversion(conversion, out, reporter=watch, stop=stop):
             raise SystemExit("stopped; the same command goes on from here")
-        seconds = time.perf_counter() - start
+    if not clock.exists():
+        write_json(clock, time.perf_counter() - start)
     trained = sum(stage.fit.steps * stage.fit.batch for stage in recipe.stages) * data.length
     return {
         "teacher": teacher,
@@ -192,7 +193,7 @@ def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: in
         "seed": seed,
         "tuning": seed == TUNED_ON,
         "tokens": trained,
-        "seconds": seconds,
+        "seconds": read_json(clock),
         **_judged(out),
         **({"recalled": _recalled(folder, out)} if teacher in FAR else {}),
     }
@@ -231,22 +232,6 @@ def _recalled(folder: Path, out: Path) -> Row:
         }
         for name, path in models.items()
     }
-
-
-def record(row: Row, path: Path) -> None:
-    """Put a row into a file of results, in place of one of the same conversion, which knows how
-    long it took, and of those that were judged at another rate."""
-    one = "teacher", "method", "softmax_layers"
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
-    alike = [old for old in before if all(old[name] == row[name] for name in one)]
-    same = [old for old in alike if (old["lr"], old["seed"]) == (row["lr"], row["seed"])]
-    passed = [
-        old for old in alike if old["lr"] != row["lr"] and not (old["tuning"] or row["tuning"])
-    ]
-    others = [old for old in before if old not in [*same, *passed]]
-    new = {**row, "seconds": same[0]["seconds"]} if same else row
-    with atomic_file(path) as file:
-        file.write_text(json.dumps({**provenance(), "rows": [*others, new]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """The softmax models that docs/linearize.md converts: ``python benchmarks/linearize_teachers.py
 DATA --out FOLDER``.
 
-FOLDER/text becomes a Llama of text, FOLDER/recall one that repeats what it has read 40 tokens
-before, and FOLDER/llama and FOLDER/qwen3 models of text that cannot be predicted without what
-stands far back; FOLDER/far is that text, held_out.safetensors some that they have not seen, with
-distances. FOLDER/llama-long and FOLDER/qwen3-long go on from these on sequences four times as
-long, of the text FOLDER/far-long. DATA is a folder with English books and other text (.txt, .jsonl
-with a field "text"; also .gz), of which the last twentieth of every document is held out. A run can
-be stopped and started again.
+FOLDER/text becomes a Llama of text, and FOLDER/llama and FOLDER/qwen3 models of text that cannot be
+predicted without what stands far back; FOLDER/far is that text, held_out.safetensors some that they
+have not seen, with distances. FOLDER/llama-long and FOLDER/qwen3-long go on from these on sequences
+four times as long, of the text FOLDER/far-long. DATA is a folder with English books and other text
+(.txt, .jsonl with a field "text"; also .gz), of which the last twentieth of every document is held
+out. A run can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -24,14 +23,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
-from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from fastweights.cli.progress import reporter
-from fastweights.linearize.distill.fit import Fit, fit
-from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.evaluate.far_text import far_documents, far_text
-from fastweights.models.loss import IGNORE_INDEX
 from fastweights.train import (
     BPE,
     AdamW,
@@ -39,16 +34,13 @@ from fastweights.train import (
     Every,
     ExistingModel,
     HuggingFace,
-    Reporter,
     StopOnSignal,
     Text,
     TrainConfig,
     WarmupStableDecay,
     train,
 )
-from fastweights.training.data.documents import Batches
 from fastweights.training.loop.files import atomic_file, atomic_folder
-from fastweights.training.loop.seeds import random_seed_from
 from induction import set_induction_heads
 
 LLAMA = {
@@ -122,13 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=("text", "recall", *FAR))
+    parser.add_argument("--only", choices=("text", *FAR))
     parser.add_argument("--steps", type=int, default=2200, help="of the model of text")
     chosen = parser.parse_args()
     console = Console(highlight=False)
     with reporter(console) as watch, StopOnSignal() as stop:
-        if chosen.only in (None, "recall"):
-            train_recall(chosen.out / "recall", watch, stop)
         for name, config in _runs(chosen):
             if not stop():
                 train(config, chosen.out / name, cpu=True, reporter=watch, stop=stop)
@@ -142,8 +132,6 @@ def main() -> None:
 
 def _runs(chosen: argparse.Namespace) -> Iterator[tuple[str, TrainConfig]]:
     """The models of text, by name, with the corpora that they need."""
-    if chosen.only == "recall":
-        return
     corpus = chosen.out / "corpus"
     if not corpus.exists():
         write_corpus(chosen.data, corpus)
@@ -206,63 +194,6 @@ def far_recipe(corpus: Path, text: CopiedText, start: Path) -> TrainConfig:
         batch=text.batch,
         length=text.length,
     )
-
-
-@dataclass(frozen=True)
-class Repeats(Batches):
-    """Random symbols, and the same again: every token of the second half stands `distance` tokens
-    after its twin.
-    """
-
-    distance: int = 40
-    symbols: int = 64
-    count: int = 1 << 20
-
-    @property
-    def length(self) -> int:
-        return 2 * self.distance
-
-    @property
-    def tokens(self) -> int:
-        return self.count * self.length
-
-    def batch(self, first: int, count: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(random_seed_from(abs(first), count, first < 0))
-        half = torch.randint(0, self.symbols, (count, self.distance), generator=generator)
-        ids = torch.cat([half, half], 1)
-        labels = ids.clone()
-        labels[:, : self.distance + 1] = IGNORE_INDEX
-        return {"input_ids": ids, "labels": labels}
-
-    def sequential_batches(self, count: int) -> Iterator[dict[str, Tensor]]:
-        """Of sequences that `batch` does not get to."""
-        for first in range(0, self.count, count):
-            yield self.batch(-1 - first, count)
-
-
-def train_recall(out: Path, watch: Reporter, stop: StopOnSignal) -> None:
-    """A Llama of two layers: one finds what stood before, the other what came after it."""
-    torch.manual_seed(0)
-    fields = {
-        "vocab_size": Repeats.symbols,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-    }
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    special = {"bos_token_id": None, "eos_token_id": None}
-    model = LlamaForCausalLM(LlamaConfig(**fields, **heads, **special))
-    settings = Fit(
-        steps=2000,
-        batch=32,
-        optimizer=AdamW(lr=1e-3),
-        schedule=Cosine(warmup=100),
-        every=Every(log=50, evaluation=250, checkpoint=250),
-    )
-    if fit(
-        AdaptStage(model, Repeats(), Repeats(count=256)), settings, out, reporter=watch, stop=stop
-    ):
-        model.save_pretrained(out / "model")
 
 
 def write_corpus(data: Path, folder: Path) -> None:

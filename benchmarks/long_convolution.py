@@ -1,13 +1,13 @@
-"""Long convolutions beside plain FFTs and softmax attention; prints JSON.
+"""Long convolutions beside plain FFTs and softmax attention.
 
-    python benchmarks/long_convolution.py --out benchmarks/results/long_convolution.json
+    python benchmarks/long_convolution.py
 
 `LongConvolution` by the kernel that `Auto` takes, beside the FFT convolution of public Hyena code
 in plain torch (a transform of twice the length; heads of several channels hold every product of a
 key with a value, as multi-head Hyena does in MAD's code), and beside torch's SDPA of as many
-channels in heads of 64. One sequence of 128 channels on one thread: milliseconds of processor time,
-forward, and forward with backward, theirs as multiples of ours, in turns, medians; for several
-lengths, filters as long as the sequence. Then one decoded token at the end of a sequence: our
+channels in heads of 64. One sequence of 128 channels on one thread: milliseconds forward, and
+forward with backward, theirs as multiples of ours, in turns, medians; for several lengths, filters
+as long as the sequence. Then one decoded token at the end of a sequence: our
 `step` on its cache; SDPA with keys and values appended to theirs; the FFT of all tokens once more,
 which is how code without a cache has it. Last, the layer `hyena` for one token, with the filter
 that is kept and with one that is made anew.
@@ -15,12 +15,7 @@ that is kept and with one that is made anew.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,18 +23,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import evaluate
-from fastweights.lab.bench.machine import provenance
 from fastweights.mixer import MixerState
 from fastweights.mixers import make
 from fastweights.recurrence import LongConvolution
-from fastweights.training.loop.files import write_json
+from measuring import Act, begin, milliseconds, options
 
 CHANNELS, SOFTMAX_WIDTH = 128, 64
 LENGTHS = (1024, 2048, 4096, 8192, 16_384)
 WIDTHS = {1: LENGTHS[-1], 16: 4096}
 """Channels of a head, Hyena's own and those of multi-head Hyena in MAD, and up to which length:
 every product of a key with a value is a convolution of its own."""
-Run = Callable[[], object]
 
 
 def public_convolution(q: Tensor, k: Tensor, v: Tensor, taps: Tensor) -> Tensor:
@@ -73,7 +66,7 @@ def streams(length: int, width: int) -> tuple[Tensor, ...]:
     return q, k, v, torch.randn(heads, length) * fading / length**0.5
 
 
-def learning(run: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Run:
+def learning(run: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Act:
     """Forward and backward."""
     leaves = [s.detach().requires_grad_() for s in given]
     return lambda: torch.autograd.grad(run(*leaves).sum(), leaves)
@@ -110,13 +103,13 @@ def tokens(rounds: int) -> Iterator[dict[str, object]]:
             seen = torch.cat([k, new[1]], 2), torch.cat([v, new[2]], 2)
             return F.scaled_dot_product_attention(new[0], *seen)
 
-        runs: dict[str, Run] = {
+        runs: dict[str, Act] = {
             "ours": lambda last=last, cache=cache: evaluate(last, cache),
             "plain FFT": lambda given=given: public_convolution(*given),
             "SDPA": attend,
         }
         apart = evaluate(last, cache)[0] - public_convolution(*given)[:, -1:]
-        row = {"tokens": length, **in_turns(runs, 2 * rounds, calls=5)}
+        row = {"tokens": length, **in_turns(runs, 2 * rounds)}
         yield {**row, "apart": apart.abs().max().item()}
 
 
@@ -133,42 +126,27 @@ def layers(rounds: int) -> Iterator[dict[str, object]]:
             layer.filter.D.neg_()
             layer(token, state)
 
-        runs: dict[str, Run] = {
+        runs: dict[str, Act] = {
             "ours": lambda layer=layer, token=token, state=state: layer(token, state),
             "filter made anew": anew,
         }
-        yield {"tokens": length, **in_turns(runs, 2 * rounds, calls=5)}
+        yield {"tokens": length, **in_turns(runs, 2 * rounds)}
 
 
-def in_turns(runs: Mapping[str, Run], rounds: int, calls: int = 1) -> dict[str, float]:
-    """Our milliseconds of processor time, and the others' as multiples of them."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.process_time()
-            for _ in range(calls):
-                run()
-            times[name].append(1e3 * (time.process_time() - start) / calls)
-    found = {name: statistics.median(one[1:]) for name, one in times.items()}
+def in_turns(runs: Mapping[str, Act], rounds: int) -> dict[str, float]:
+    """Our milliseconds, and the others' as multiples of them."""
+    found = milliseconds(runs, rounds)
     ratios = {n: round(ms / found["ours"], 2) for n, ms in found.items() if n != "ours"}
     return {"ours_ms": round(found["ours"], 3), **ratios}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each implementation")
-    parser.add_argument("--out", type=Path, help="a file for all rows, the machine and versions")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+    chosen = options(__doc__, "long_convolution", rounds=5).parse_args()
+    report = begin("long_convolution", chosen)
     torch.manual_seed(0)
-    found: dict[str, list[dict[str, object]]] = {}
-    for name, measure in {"sequences": sequences, "tokens": tokens, "layers": layers}.items():
-        found[name] = []
-        for row in measure(given.rounds):
-            print(json.dumps({"of": name, **row}), flush=True)
-            found[name].append(row)
-    if given.out is not None:
-        write_json(given.out, {**provenance(), "rounds": given.rounds, **found})
+    for measure in (sequences, tokens, layers):
+        if not report.has(name := measure.__name__):
+            report.add(name, list(measure(chosen.rounds)))
 
 
 if __name__ == "__main__":

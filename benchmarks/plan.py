@@ -2,24 +2,18 @@
 
     python benchmarks/plan.py operations memory costs times
 
-writes benchmarks/results/plan.json, each part anew. Memory and operations may be measured beside
-other work; times want a quiet machine, and hold within one run only.
+writes benchmarks/results/plan/PART.json. Memory and operations may be measured beside other work;
+times want a quiet machine, and hold within one run only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
-import multiprocessing
-import resource
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
-from pathlib import Path
-from statistics import median
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +29,9 @@ from fastweights.budget import (
     device_memory,
     plan_training,
 )
-from fastweights.lab.bench.machine import provenance
+from fastweights.lab.bench.memory import peak_growth
+from fastweights.lab.bench.report import open_report
+from fastweights.lab.bench.timing import Budget, Times, WallClock, time_in_turn
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.recipes import (
     RECIPES,
@@ -45,11 +41,12 @@ from fastweights.recipes import (
     plan_conversion,
     record_of,
 )
-from fastweights.training.loop.files import read_json, write_json
 from fastweights.training.loop.optimizers import AdamW
 from fastweights.training.loop.stage import go_backward
+from measuring import RESULTS
 
-RESULTS = Path(__file__).parent / "results" / "plan.json"
+Row = dict[str, Any]
+
 MIXERS = ("metala", "gated_deltanet", "mesa", "mamba2", "softmax")
 COUNTED = (*MIXERS, "gla", "deltanet", "linear", "retnet")
 STEPS = 2
@@ -58,7 +55,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of the C library's allocator, by which it gives freed memory back at once."""
 PRICES = {"rtx4090": 0.5, "a100": 1.6, "h100": 2.5, "h200": 3.2, "b200": 5.0}
 """Of an hour, in dollars: assumed, of the order that is asked in 2025 and 2026."""
-
 FOLLOWING = ("total_operations", "hours", "device_hours", "cost")
 
 
@@ -118,36 +114,22 @@ def memory_cases() -> Iterator[Case]:
     yield Case("metala", width=768, batch=4, length=1024, vocabulary=8192)
 
 
-def measure_memory() -> list[dict[str, Any]]:
+def measure_memory() -> Iterator[Row]:
     """The growth of resident memory over some steps, each in a process of its own."""
-    torch.set_num_threads(1)
-    rows = []
     for case in memory_cases():
-        measured = {name: _in_a_process(case, back) for name, back in _ALLOCATORS.items()}
-        rows.append({**asdict(case), **measured})
-    for row, case in zip(rows, memory_cases(), strict=True):
         placing = Placing(recompute=case.recompute, bf16=case.bf16)
         shape = case.batch, case.length, case.accumulate
-        row["planned"] = device_memory(case.config, placing, CPU, *shape).total
-        _show(row)
-    return rows
+        yield {
+            **asdict(case),
+            "resident": peak_growth(partial(ready, case, False)),
+            "given_back": peak_growth(partial(ready, case, True)),
+            "planned": device_memory(case.config, placing, CPU, *shape).total,
+        }
 
 
-_ALLOCATORS = {"resident": False, "given_back": True}
-_FORKS = multiprocessing.get_context("fork")
-
-
-def _in_a_process(case: Case, give_back: bool) -> int:
-    receiver, sender = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_send_growth, args=(case, give_back, sender))
-    process.start()
-    found = receiver.recv()
-    process.join()
-    return found
-
-
-def _send_growth(case: Case, give_back: bool, sender: Connection) -> None:
-    """Send how far the largest resident size grows beyond what it is with everything loaded."""
+def ready(case: Case, give_back: bool) -> Callable[[], None]:
+    """The steps in this process, which has everything loaded."""
+    torch.set_num_threads(1)
     if give_back:
         library = ctypes.CDLL(None)
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
@@ -157,16 +139,17 @@ def _send_growth(case: Case, give_back: bool, sender: Connection) -> None:
     warm()
     del warm
     gc.collect()
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return partial(make_steps, case)
+
+
+def make_steps(case: Case) -> None:
     step = case.stepper()
     for _ in range(STEPS):
         step()
-    sender.send(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
-def measure_operations() -> list[dict[str, Any]]:
+def measure_operations() -> Iterator[Row]:
     """Operations of torch's products in a step, where recurrences go by torch's chunk loop."""
-    rows = []
     for mixer in COUNTED:
         case = Case(mixer, width=128, layers=2, batch=2)
         tokens, planned = case.batch * case.length, count_operations(case.config, case.length)
@@ -177,18 +160,14 @@ def measure_operations() -> list[dict[str, Any]]:
                 loss = model(input_ids=ids, labels=ids).loss
             with FlopCounterMode(display=False) as backward:
                 loss.backward()
-        rows.append(
-            {
-                "mixer": mixer,
-                "planned_products": planned.projections + planned.head,
-                "planned_recurrent": planned.recurrent,
-                "planned_backward": planned.backward,
-                "forward": forward.get_total_flops() / tokens,
-                "backward": backward.get_total_flops() / tokens,
-            }
-        )
-        _show(rows[-1])
-    return rows
+        yield {
+            "mixer": mixer,
+            "planned_products": planned.projections + planned.head,
+            "planned_recurrent": planned.recurrent,
+            "planned_backward": planned.backward,
+            "forward": forward.get_total_flops() / tokens,
+            "backward": backward.get_total_flops() / tokens,
+        }
 
 
 def time_cases() -> Iterator[Case]:
@@ -201,28 +180,18 @@ def time_cases() -> Iterator[Case]:
         yield Case(mixer, width=512)
 
 
-def measure_times(rounds: int = 3) -> list[dict[str, Any]]:
+def measure_times() -> Iterator[Row]:
     """Seconds of steps in turn: the first case's utilisation predicts the others."""
     torch.manual_seed(0)
-    steps = [(case, case.stepper()) for case in time_cases()]
-    seconds: dict[Case, list[float]] = {case: [] for case, _ in steps}
-    for _, step in steps:
-        step()
-    for _ in range(rounds):
-        for case, step in steps:
-            start = time.perf_counter()
-            step()
-            seconds[case].append(time.perf_counter() - start)
-    first = next(iter(seconds))
-    rate = _operations(first) / median(seconds[first])
-    rows = []
-    for case, found in seconds.items():
-        predicted = _operations(case) / rate
-        rows.append(
-            {**asdict(case), "seconds": median(found), "best": min(found), "predicted": predicted}
-        )
-        _show(rows[-1])
-    return rows
+    steps = {case: case.stepper() for case in time_cases()}
+    named = {str(number): step for number, step in enumerate(steps.values())}
+    times = time_in_turn(named, WallClock(), Budget(seconds=1e9, runs=3))
+    pairs = zip(steps, times.values(), strict=True)
+    found = {case: one.median for case, one in pairs if isinstance(one, Times)}
+    first = next(iter(found))
+    rate = _operations(first) / found[first]
+    for case, seconds in found.items():
+        yield {**asdict(case), "seconds": seconds, "predicted": _operations(case) / rate}
 
 
 def _operations(case: Case) -> float:
@@ -230,18 +199,14 @@ def _operations(case: Case) -> float:
     return float(done.forward + done.backward) * case.batch * case.length * case.accumulate
 
 
-def compute_costs() -> list[dict[str, Any]]:
+def compute_costs() -> Iterator[Row]:
     """Every recipe on every device, as many as were published or we chose."""
-    rows = []
     for recipe in RECIPES.values():
         for device in PRICES:
-            row = _cost(recipe, device)
-            rows.append({"recipe": recipe.name, "device": device, **row})
-            _show(rows[-1])
-    return rows
+            yield {"recipe": recipe.name, "device": device, **_cost(recipe, device)}
 
 
-def _cost(recipe: Recipe, device: str) -> dict[str, Any]:
+def _cost(recipe: Recipe, device: str) -> Row:
     """The first of whole, recomputed, sharded and both that fits."""
     for shard, recompute in ((False, False), (False, True), (True, False), (True, True)):
         if shard and recipe.devices.value == 1:
@@ -263,9 +228,7 @@ def _cost(recipe: Recipe, device: str) -> dict[str, Any]:
             "memory": memory["total"] if isinstance(memory, dict) else memory,
             "sequences": record["sequences"],
             "accumulate": record["accumulate"],
-            **{
-                name: record[name] for name in ("total_operations", "hours", "device_hours", "cost")
-            },
+            **{name: record[name] for name in FOLLOWING},
         }
     return {"devices": recipe.devices.value, "hours": None, "cost": None}
 
@@ -277,11 +240,7 @@ def _plan(recipe: Recipe, workload: Any) -> Any:
     return plan_training(recipe.config(), workload)
 
 
-def _show(row: dict[str, Any]) -> None:
-    print(json.dumps(row), flush=True)
-
-
-PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "operations": measure_operations,
     "memory": measure_memory,
     "costs": compute_costs,
@@ -291,10 +250,10 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 def main(parts: list[str]) -> None:
     for part in parts or list(PARTS):
-        rows = PARTS[part]()
-        found = read_json(RESULTS) if RESULTS.exists() else {}
-        found[part] = {**provenance(), "rows": rows, "prices": PRICES if part == "costs" else None}
-        write_json(RESULTS, found)
+        settings = {"prices": PRICES} if part == "costs" else {}
+        report = open_report(part, RESULTS / "plan" / f"{part}.json", settings)
+        if not report.has(part):
+            report.add(part, list(PARTS[part]()))
 
 
 if __name__ == "__main__":

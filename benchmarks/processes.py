@@ -1,6 +1,6 @@
-"""What the training loop costs beside its model, and several processes beside one; writes JSON.
+"""What the training loop costs beside its model, and several processes beside one.
 
-    python benchmarks/processes.py --out benchmarks/results/processes.json
+    python benchmarks/processes.py
 
 `overhead`: time of `Loop.update` over that of the bare step of the same model, which is forward,
 backward, clipping and AdamW on a batch in memory; alternately in one process. `processes`: tokens
@@ -11,7 +11,6 @@ per second of 1, 2 and 4 processes on this machine, each with one thread, whole 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -20,22 +19,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import psutil
 import torch
 from torch import nn
 
-from fastweights.lab.bench.machine import commit, versions
+from fastweights.lab.bench.timing import Budget, WallClock, sample_in_turn
 from fastweights.train import AdamW, Architecture, Text, TrainConfig
 from fastweights.training.language.language_model import LanguageModelStage
 from fastweights.training.loop.folder import create_run
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.loop import Loop
 from fastweights.training.loop.processes import join_processes, leave_processes
+from measuring import Act, begin, options
 
 LAYOUTS = {"replicated": Layout(), "divided": Layout(shard=True)}
 SMALL = TrainConfig(
@@ -61,10 +60,10 @@ def loop_of(config: TrainConfig, layout: Layout, folder: Path) -> Loop:
     return Loop(stage, config, processes, layout)
 
 
-def seconds(act: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
+def seconds(acts: dict[str, Act]) -> dict[str, list[float]]:
+    """Of every call, in turn."""
+    found = sample_in_turn(acts, WallClock(), Budget(seconds=1e9, runs=ROUNDS))
+    return {name: times for name, times in found.items() if isinstance(times, list)}
 
 
 def measure_overhead(folder: Path) -> dict[str, float]:
@@ -79,22 +78,17 @@ def measure_overhead(folder: Path) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    def several(act: Callable[[], object]) -> None:
+    def several(act: Act) -> None:
         for _ in range(UPDATES):
             act()
 
-    several(loop.update)
-    several(step)
-    rounds = [
-        (seconds(lambda: several(loop.update)), seconds(lambda: several(step)))
-        for _ in range(ROUNDS)
-    ]
-    ratios = [ours / theirs for ours, theirs in rounds]
+    found = seconds({"loop": lambda: several(loop.update), "bare": lambda: several(step)})
+    ratios = [ours / theirs for ours, theirs in zip(found["loop"], found["bare"], strict=True)]
     return {
         "ratio": statistics.median(ratios),
         "smallest": min(ratios),
         "largest": max(ratios),
-        "milliseconds": 1e3 * statistics.median(ours for ours, _ in rounds) / UPDATES,
+        "milliseconds": 1e3 * statistics.median(found["loop"]) / UPDATES,
     }
 
 
@@ -102,8 +96,7 @@ def measure_speed(layout: Layout, folder: Path) -> dict[str, float]:
     """Tokens per second of all processes together, in one of them."""
     config = replace(SMALL, batch=8)
     loop = loop_of(config, layout, folder)
-    loop.update()
-    times = [seconds(loop.update) for _ in range(ROUNDS)]
+    times = seconds({"update": loop.update})["update"]
     return {"tokens_per_second": config.batch * config.length / statistics.median(times)}
 
 
@@ -149,33 +142,22 @@ def launch(name: str, layout: str, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path)
+    parser = options(__doc__, "processes")
     parser.add_argument("--work", nargs=4)
     chosen = parser.parse_args()
     if chosen.work:
         name, layout, folder, result = chosen.work
         work(name, layout, Path(folder) / "run", Path(result))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        overhead = measure_overhead(Path(folder) / "run")
-    rows = [
-        {"count": count, "layout": layout, **launch("speed", layout, count)}
-        for count in (1, 2, 4)
-        for layout in LAYOUTS
-        if count > 1 or layout == "replicated"
-    ]
-    memory = [
-        {"count": count, "layout": layout, **launch("memory", layout, count)}
-        for count in (1, 2, 4)
-        for layout in LAYOUTS
-        if count > 1 or layout == "replicated"
-    ]
-    about = {"commit": commit(), "versions": versions(), "cores": os.cpu_count()}
-    found = {**about, "overhead": overhead, "processes": rows, "memory": memory}
-    if chosen.out:
-        chosen.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    report = begin("processes", chosen)
+    if not report.has("overhead"):
+        with tempfile.TemporaryDirectory() as folder:
+            report.add("overhead", [measure_overhead(Path(folder) / "run")])
+    for name, count, layout in product(WORK, (1, 2, 4), LAYOUTS):
+        group = f"{name} of {count}, {layout}"
+        if (count > 1 or layout == "replicated") and not report.has(group):
+            row = {"part": name, "count": count, "layout": layout}
+            report.add(group, [row | launch(name, layout, count)])
 
 
 if __name__ == "__main__":

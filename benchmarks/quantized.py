@@ -1,22 +1,20 @@
-"""Weights of bytes beside float32 on a CPU: perplexity, size and speed; writes JSON.
+"""Weights of bytes beside float32 on a CPU: perplexity, size and speed.
 
     pip install torchao==0.18.0    # for the comparison; left out where it is missing
-    python benchmarks/quantized.py --out benchmarks/results/quantized.json
+    python benchmarks/quantized.py
 
 `trained`: perplexity per byte of held-out Shakespeare of models (width 128, 3 layers) trained here
 for `--steps` updates, as they are, by `fastweights.models.quantize`, and by torchao's
 `Int8WeightOnlyConfig`. The linearized one is the Llama above it, trained on for a third of the
 steps. `speed`: models of width 1024 with 8 layers and random weights: bytes, milliseconds per token
-decoded alone and in a batch of 8, and of 256 tokens read; in turns, one thread, the fastest of the
-rounds.
+decoded alone and in a batch of 8, and of 256 tokens read; in turns, one thread, medians.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from math import exp
@@ -28,12 +26,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fastweights
-from bfloat16 import Times, time_in_turn
-from fastweights.lab.bench.machine import provenance
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.models.cache_names import CACHE, cache_argument
-from fastweights.training.loop.files import write_json
+from measuring import begin, milliseconds, options
 
 TEXT = Path(fastweights.__file__).parent / "data" / "tinyshakespeare.txt.gz"
 BATCH, LENGTH, HELD_OUT, LONG, DECODED = 8, 128, 512, 256, 16
@@ -85,17 +81,15 @@ def perplexity(model: Model, text: Tensor) -> float:
     return exp(sum(losses) / len(losses))
 
 
-def measure_trained(steps: int) -> dict[str, Times]:
+def trained(steps: int) -> Iterator[tuple[str, Model, Tensor]]:
+    """Models by name, and text that none has seen."""
     text = torch.frombuffer(bytearray(gzip.decompress(TEXT.read_bytes())), dtype=torch.uint8).long()
     learnt, held_out = text[: -(1 << 16)], text[-(1 << 16) :]
-    models = {name: train(build(name, 128, 3).train(), learnt, steps) for name in MIXERS}
-    models["llama"] = train(build("llama", 128, 3).train(), learnt, steps)
-    linear = linearize(copy.deepcopy(models["llama"]), LinearAttentionConfig(window=16))
-    models["llama, linearized"] = train(linear.train(), learnt, steps // 3)
-    return {
-        name: {way: perplexity(made, held_out) for way, made in ways_of(model).items()}
-        for name, model in models.items()
-    }
+    for name in (*MIXERS, "llama"):
+        model = train(build(name, 128, 3).train(), learnt, steps)
+        yield name, model, held_out
+    linear = linearize(copy.deepcopy(model), LinearAttentionConfig(window=16))
+    yield "llama, linearized", train(linear.train(), learnt, steps // 3), held_out
 
 
 @torch.no_grad()
@@ -111,26 +105,22 @@ def decode(model: Model, ids: Tensor) -> None:
         cache = getattr(read, CACHE)
 
 
-def measure_speed(rounds: int) -> dict[str, dict[str, Times]]:
-    found = {}
-    for name in (*MIXERS, "llama, linearized"):
-        model = build("llama" if "llama" in name else name, 1024, 8)
-        if "linearized" in name:
-            model = linearize(model, LinearAttentionConfig(window=16))
-        made = ways_of(model)
-        del model
-        ids = torch.randint(256, (8, LONG), generator=torch.Generator().manual_seed(0))
-        acts = {
-            "token": partial(decode, ids=ids[:1, :DECODED]),
-            "token, batch of 8": partial(decode, ids=ids[:, :DECODED]),
-            "prefill": partial(read, ids=ids[:1]),
-        }
-        found[name] = {"bytes": {way: size_of(one) for way, one in made.items()}}
-        for what, act in acts.items():
-            times = time_in_turn({way: partial(act, one) for way, one in made.items()}, rounds)
-            per = 1 if what == "prefill" else DECODED
-            found[name][what] = {way: time / per for way, time in times.items()}
-        print(name, found[name], flush=True)
+def measure_speed(name: str, rounds: int) -> dict[str, dict[str, float]]:
+    model = build("llama" if "llama" in name else name, 1024, 8)
+    if "linearized" in name:
+        model = linearize(model, LinearAttentionConfig(window=16))
+    made = ways_of(model)
+    del model
+    ids = torch.randint(256, (8, LONG), generator=torch.Generator().manual_seed(0))
+    acts = {
+        "token": (DECODED, partial(decode, ids=ids[:1, :DECODED])),
+        "token, batch of 8": (DECODED, partial(decode, ids=ids[:, :DECODED])),
+        "prefill": (1, partial(read, ids=ids[:1])),
+    }
+    found = {"bytes": {way: size_of(one) for way, one in made.items()}}
+    for what, (count, act) in acts.items():
+        times = milliseconds({way: partial(act, one) for way, one in made.items()}, rounds)
+        found[what] = {way: time / count for way, time in times.items()}
     return found
 
 
@@ -145,19 +135,22 @@ def _nbytes(x: Tensor) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options(__doc__, "quantized", rounds=3)
     parser.add_argument("--steps", type=int, default=240)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    found = provenance()
-    found["ways"], found["steps"] = list(WAYS), chosen.steps
-    found["speed"] = measure_speed(chosen.rounds)
-    found["trained"] = measure_trained(chosen.steps)
-    print(found["trained"])
-    if chosen.out:
-        write_json(chosen.out, found)
+    report = begin("quantized", chosen, ways=list(WAYS), steps=chosen.steps)
+    for name in (*MIXERS, "llama, linearized"):
+        if not report.has(group := f"speed of {name}"):
+            found = measure_speed(name, chosen.rounds)
+            report.add(group, [{"part": "speed", "name": name, **found}])
+    if not report.has("perplexity"):
+        made = ((name, ways_of(model), text) for name, model, text in trained(chosen.steps))
+        rows = [
+            {"part": "trained", "name": name}
+            | {way: perplexity(model, text) for way, model in ways.items()}
+            for name, ways, text in made
+        ]
+        report.add("perplexity", rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Slices of sequences on several processes: bytes that a process sends per layer, beside ring
-attention's and Ulysses', and a training step with its memory; writes JSON.
+attention's and Ulysses', and a training step with its memory.
 
-    python benchmarks/sequence_parallel.py --out benchmarks/results/sequence_parallel.json
-        [--tokens 65536] [--processes 1 2 4] [--mixers metala gated_deltanet mamba2 rwkv4]
+    python benchmarks/sequence_parallel.py [--tokens 65536] [--processes 1 2 4]
+        [--mixers metala gated_deltanet mamba2 rwkv4]
 
 Bytes are counted around the collectives, forward and backward, of one layer of d = 64 in float32 on
 one sequence. A step is the forward and backward of a model of two such layers on one sequence;
@@ -11,9 +11,7 @@ memory is the most that the process held (its resident set) beyond what it held 
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import resource
 import tempfile
 import time
@@ -34,6 +32,7 @@ from fastweights.parallel import (
     sum_gradients,
     use_method,
 )
+from measuring import begin, options
 
 D, VOCABULARY, LAYERS = 64, 256, 2
 FLOAT = 4
@@ -73,6 +72,7 @@ def measure_bytes(**_: Any) -> list[dict[str, Any]]:
     }
     return [
         {
+            "part": "traffic",
             "mixer": name,
             "method": method,
             "tokens": t,
@@ -107,6 +107,7 @@ def measure_step(name: str, tokens: int) -> list[dict[str, Any]]:
     loss = step(model, method, ids)
     return [
         {
+            "part": "step",
             "mixer": name,
             "tokens": tokens,
             "processes": count,
@@ -160,28 +161,22 @@ def _take_part(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = options(__doc__, "sequence_parallel")
     parser.add_argument("--tokens", type=int, default=65536)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument(
         "--mixers", nargs="+", default=["metala", "gated_deltanet", "mamba2", "rwkv4"]
     )
-    arguments = parser.parse_args()
-    several = [count for count in arguments.processes if count > 1]
-    results = {
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "sizes": {"d": D, "layers": LAYERS, "vocabulary": VOCABULARY, "dtype": "float32"},
-        "traffic": [row for count in several for row in on_processes(count, measure_bytes)],
-        "steps": [
-            row
-            for name in arguments.mixers
-            for count in arguments.processes
-            for row in on_processes(count, measure_step, name=name, tokens=arguments.tokens)
-        ],
-    }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    chosen = parser.parse_args()
+    sizes = {"d": D, "layers": LAYERS, "vocabulary": VOCABULARY, "dtype": "float32"}
+    report = begin("sequence_parallel", chosen, **sizes)
+    for count in chosen.processes:
+        if count > 1 and not report.has(group := f"traffic, {count} processes"):
+            report.add(group, on_processes(count, measure_bytes))
+        for name in chosen.mixers:
+            if not report.has(group := f"step of {name}, {count} processes"):
+                rows = on_processes(count, measure_step, name=name, tokens=chosen.tokens)
+                report.add(group, rows)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,19 @@
 
     python benchmarks/transformers_models.py [FAMILY …]
 
-writes benchmarks/results/transformers_models.json, a row per family as soon as it is measured;
-without names it measures those that have no row of this commit yet, so that a run that was ended
-goes on. Alone on the machine: 10 minutes on 2 cores. Models of width 512 with 4 layers, float32,
-the same weights for all; times are medians of calls in turn, within one process.
+A row per family as soon as it is measured. Alone on the machine: 10 minutes on 2 cores. Models of
+width 512 with 4 layers, float32, the same weights for all; times are medians of calls in turn,
+within one process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,12 +25,12 @@ from transformers import DataCollatorWithFlattening, PreTrainedModel
 from fastweights.engines.transformers import patch_transformers
 from fastweights.importers import FAMILIES as IMPORTED
 from fastweights.importers import import_model
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.memory import peak_growth
+from fastweights.lab.bench.report import open_report
 from fastweights.lab.bench.timing import Budget, Failure, Function, WallClock, time_in_turn
-from fastweights.training.loop.files import read_json, write_json
+from measuring import options
 from transformers_families import LAYERS, VOCABULARY, WIDTH, build_family, present_families
 
-RESULTS = Path(__file__).parent / "results" / "transformers_models.json"
 TOKENS, PROMPT, DECODED = 1024, 512, 64
 DOCUMENTS = (100, 412, 37, 475)
 """Lengths of the documents that are packed into a row."""
@@ -150,7 +145,8 @@ def measure(family: str) -> Row:
     known = [name for name in CONTENDERS if name in models]
     del models
     gc.collect()
-    memory = {name: peak_bytes(family, name) for name in known}
+    threads = torch.get_num_threads()
+    memory = {name: peak_growth(partial(ready, family, name, threads)) for name in known}
     return {"family": family, "replaced": replaced, **times, "packing": packing, "memory": memory}
 
 
@@ -184,63 +180,27 @@ def read_unpatched(model: PreTrainedModel, batch: Row, documents: Sequence[Tenso
     return "mixed" if (packed - alone).abs().max() > 1e-3 * alone.abs().max() else "kept apart"
 
 
-_FORKS = multiprocessing.get_context("forkserver")
-
-
-def peak_bytes(family: str, contender: str) -> int:
-    """How far memory grows in a forward and backward, in a process of its own."""
-    receiver, sender = _FORKS.Pipe(duplex=False)
-    threads = torch.get_num_threads()
-    process = _FORKS.Process(target=_send_growth, args=(family, contender, threads, sender))
-    process.start()
-    sender.close()
-    found = receiver.recv()
-    process.join()
-    return found
-
-
-def _send_growth(family: str, contender: str, threads: int, sender: Connection) -> None:
+def ready(family: str, contender: str, threads: int) -> Function:
+    """A forward and backward in this process, which has done a short one."""
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
     model = build(family)[contender]
-    with patch_transformers(model) if contender == "patched" else contextlib.nullcontext():
-        train(model, draw_ids(WARM_TOKENS))()
-        before = _largest()
-        train(model, draw_ids(TOKENS))()
-    sender.send(_largest() - before)
+    if contender == "patched":
+        patch_transformers(model)
+    train(model, draw_ids(WARM_TOKENS))()
+    return train(model, draw_ids(TOKENS))
 
 
-def _largest() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def read_rows(about: Row) -> dict[str, Row]:
-    """The rows so far, of this commit and machine."""
-    found = read_json(RESULTS) if RESULTS.exists() else {}
-    same = all(found.get(name) == value for name, value in about.items())
-    return {row["family"]: row for row in found["rows"]} if same else {}
-
-
-def head() -> str:
-    """The commit; whether results of it have been written since does not matter."""
-    return (commit() or "").removesuffix("+")
-
-
-def main(chosen: list[str]) -> None:
+def main() -> None:
+    parser = options(__doc__, "transformers_models")
+    parser.add_argument("families", nargs="*", default=present_families())
+    chosen = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    _FORKS.set_forkserver_preload(["transformers_models"])
-    about = {
-        "commit": head(),
-        "machine": asdict(Machine.here(torch.device("cpu"))),
-        "versions": versions(),
-        "shapes": {**SHAPES, "documents": list(DOCUMENTS)},
-    }
-    rows = read_rows(about)
-    for family in chosen or [name for name in present_families() if name not in rows]:
-        rows[family] = measure(family)
-        print(rows[family], flush=True)
-        write_json(RESULTS, {**about, "rows": list(rows.values())})
+    report = open_report("transformers_models", chosen.out, SHAPES)
+    for family in chosen.families:
+        if not report.has(family):
+            report.add(family, [measure(family)])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -4,8 +4,7 @@
 
 Each FOLDER holds another version, as ``pip install --target FOLDER transformers==5.16.0``
 makes it; without one it is the version that is installed. Every modelling file that has one of the
-functions is imported, in a process for each version. The result goes to
-benchmarks/results/transformers_versions.json.
+functions is imported, in a process for each version.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "transformers_versions.json"
+from measuring import begin, options
 
 
 def main() -> None:
-    rows = [of_folder(folder) for folder in (None, *sys.argv[1:])]
+    parser = options(__doc__, "transformers_versions")
+    parser.add_argument("folders", nargs="*")
+    chosen = parser.parse_args()
+    rows = [of_folder(folder) for folder in (None, *chosen.folders)]
     rows.sort(key=lambda row: [int(part) for part in row["transformers"].split(".")])
-    RESULT.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    begin("transformers_versions", chosen).add("versions", rows)
 
 
 def of_folder(folder: str | None) -> dict[str, Any]:

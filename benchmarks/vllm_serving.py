@@ -1,21 +1,20 @@
-"""vLLM's server with a softmax Llama, and with the same model linearized; writes JSON.
+"""vLLM's server with a softmax Llama, and with the same model linearized.
 
-    python benchmarks/vllm_serving.py --out benchmarks/results/vllm_serving.json
+    python benchmarks/vllm_serving.py
 
-Runs in the environment of `make test-vllm`; three rounds take a quarter of an hour on two cores.
-The file is written after every row, and a second call goes on behind the last one. Both models are
-made here, with random weights: speed does not ask for better ones. Both servers are there all the
-time, and only one is asked at a time, each number of concurrent streams and length of prompts of
-the one, then of the other, and all of them again in every round. A stream sends one request after
-the other, with a prompt of its own, and reads `TOKENS` tokens. Of all requests:
-`requests_per_second`; `first_token`, the median of seconds from request to first token; `token`,
-the median over requests of the mean seconds between tokens. `cache` is the most of the cache that
-was in use, in bytes, and `resident` what the server's processes hold behind it.
+Runs in the environment of `make test-vllm`; three rounds take a quarter of an hour on two cores. A
+second call goes on behind the last row. Both models are made here, with random weights: speed does
+not ask for better ones. Both servers are there all the time, and only one is asked at a time, each
+number of concurrent streams and length of prompts of the one, then of the other, and all of them
+again in every round. A stream sends one request after the other, with a prompt of its own, and
+reads `TOKENS` tokens. Of all requests: `requests_per_second`; `first_token`, the median of seconds
+from request to first token; `token`, the median over requests of the mean seconds between tokens.
+`cache` is the most of the cache that was in use, in bytes, and `resident` what the server's
+processes hold behind it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,9 @@ import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastweights.lab.bench.machine import Machine, commit, versions
+from fastweights.lab.bench.report import Report, open_report
 from fastweights.linearize import LinearAttentionConfig, linearize
+from measuring import options
 
 STREAMS, PROMPTS, TOKENS = (1, 16, 64), (128, 2048), 32
 NAMES = ("softmax", "linearized")
@@ -182,11 +182,10 @@ async def measure(server: Server, streams: int, length: int, each: int) -> dict[
     }
 
 
-async def run(out: Path, rounds: int) -> None:
-    """Measure what the file lacks, and write it after every row."""
-    rows = _read(out)
+async def run(report: Report, rounds: int) -> None:
+    """Measure what the report lacks."""
     loads = list(product(range(rounds), PROMPTS, STREAMS))
-    if all(_find(rows, *load, name) for load in loads for name in NAMES):
+    if all(report.has(_group(*load, name)) for load in loads for name in NAMES):
         return
     with tempfile.TemporaryDirectory() as place:
         folders = make_models(Path(place))
@@ -198,53 +197,21 @@ async def run(out: Path, rounds: int) -> None:
                 await measure(server, max(STREAMS), PROMPTS[0], 1)
             for number, length, streams in loads:
                 for server in servers if number % 2 == 0 else servers[::-1]:
-                    if _find(rows, number, length, streams, server.name):
-                        continue
-                    row = await measure(server, streams, length, 3 if streams == 1 else 1)
-                    rows.append({"round": number, **row})
-                    print(rows[-1], flush=True)
-                    _write(out, rows)
+                    group = _group(number, length, streams, server.name)
+                    if not report.has(group):
+                        row = await measure(server, streams, length, 3 if streams == 1 else 1)
+                        report.add(group, [{"round": number, **row}])
 
 
-def _find(rows: list[dict[str, Any]], number: int, length: int, streams: int, name: str) -> bool:
-    wanted = {"round": number, "prompt": length, "streams": streams, "model": name}
-    return any(wanted.items() <= row.items() for row in rows)
-
-
-def _measured() -> dict[str, Any]:
-    """What rows of one file have in common."""
-    return {"commit": commit(), "tokens": TOKENS, "window": WINDOW, "sizes": SIZES}
-
-
-def _read(out: Path) -> list[dict[str, Any]]:
-    """The rows that are there.
-
-    Raises:
-        SystemExit: They are of another commit or of other models.
-    """
-    if not out.exists():
-        return []
-    found = json.loads(out.read_text())
-    for name, value in _measured().items():
-        if found[name] != value:
-            raise SystemExit(
-                f"{out} has rows with {name} = {found[name]}, and this is {value}: move it away, or"
-                " name another file by --out"
-            )
-    return found["rows"]
-
-
-def _write(out: Path, rows: list[dict[str, Any]]) -> None:
-    machine = {"machine": asdict(Machine.here(torch.device("cpu"))), "versions": versions()}
-    out.write_text(json.dumps({**_measured(), **machine, "rows": rows}, indent=1) + "\n")
+def _group(number: int, length: int, streams: int, name: str) -> str:
+    return f"{name}, {streams} × {length} tokens, round {number}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    asyncio.run(run(arguments.out, arguments.rounds))
+    chosen = options(__doc__, "vllm_serving", rounds=3).parse_args()
+    settings = {"tokens": TOKENS, "window": WINDOW, "sizes": SIZES}
+    report = open_report("vllm_serving", chosen.out, settings)
+    asyncio.run(run(report, chosen.rounds))
 
 
 if __name__ == "__main__":

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, rows_of
 
 ACTS = ("prefill", "decode")
 
 
 def measured() -> str:
     """With what it was measured."""
-    found = results("aoti")
-    return (
-        f"Commit `{found['commit'][:8]}`, {found['machine']['cpu']}, one thread, torch"
-        f" {found['versions']['torch']}."
-    )
+    return f"{origin('aoti')}."
 
 
 def mixers() -> str:
     """A line per mixer, and why others are not written."""
-    rows = results("aoti")["rows"]
+    rows = rows_of("aoti")
     columns = (
         "mixer",
         "difference",

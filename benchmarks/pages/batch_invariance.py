@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
-
-
-def _models() -> dict[str, Row]:
-    return results("batch_invariance")["models"]
+from pages.page import Page, Row, Stretches, origin, rows_of
 
 
 def machine() -> str:
-    found = results("batch_invariance")
-    with_ = found["versions"]
-    return (
-        f"Commit `{found['commit'][:8]}`, {found['machine']['cpu']}, one thread, torch"
-        f" {with_['torch']}, transformers {with_['transformers']}."
-    )
+    return f"{origin('batch_invariance')}."
 
 
 def costs() -> str:
     """Milliseconds outside and inside, and their ratio."""
-    acts = [name for name in next(iter(_models().values())) if name != "differences"]
-    lines = ((name, *(_cost(row[act]) for act in acts)) for name, row in _models().items())
+    rows = rows_of("batch_invariance")
+    acts = [name for name in rows[0] if name not in ("group", "differences")]
+    lines = ((row["group"], *(_cost(row[act]) for act in acts)) for row in rows)
     return table(("model", *(f"{act}, ms" for act in acts)), lines)
 
 
@@ -32,8 +24,11 @@ def _cost(times: Row) -> str:
 
 def differences() -> str:
     lines = (
-        (name, *(f"{row['differences'][pair]:.0e}" for pair in ("batch", "decoded", "inside")))
-        for name, row in _models().items()
+        (
+            row["group"],
+            *(f"{row['differences'][pair]:.0e}" for pair in ("batch", "decoded", "inside")),
+        )
+        for row in rows_of("batch_invariance")
     )
     columns = ("model", "batch against single", "at once against decoded", "either, inside")
     return table(columns, lines)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fastweights.lab.check import LAWS
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, rows_of
 
 SHORT = {"holds": "✓", "refused": "refuses", "not asked": ""}
 
@@ -21,9 +21,7 @@ def laws() -> str:
 
 def versions() -> str:
     """With what it was tried."""
-    header = results("check")["header"]
-    shown = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    return f"Commit {header['commit'][:9]}; {shown}."
+    return f"{origin('check')}."
 
 
 def theirs() -> str:
@@ -38,19 +36,15 @@ def ours() -> str:
 
 
 def _of(kind: str) -> list[Row]:
-    return [row for row in results("check")["rows"] if row["kind"] == kind]
+    return rows_of("check", kind=kind)
 
 
 def fla() -> str:
     """The same of flash-linear-attention's families, and why others were not asked."""
-    found = results("check_fla")
-    with_, rows = found["header"]["versions"], found["rows"]
+    rows = rows_of("check_fla")
     left = [f"- `{row['family']}`: {row['reason']}" for row in rows if "reason" in row]
-    said = (
-        f"flash-linear-attention {with_['flash-linear-attention']}, triton {with_['triton']}, torch"
-        f" {with_['torch']}, commit {found['header']['commit'][:9]}."
-    )
-    return "\n\n".join([said, _matrix([row for row in rows if "findings" in row]), *left])
+    asked = _matrix([row for row in rows if "findings" in row])
+    return "\n\n".join([f"{origin('check_fla')}.", asked, *left])
 
 
 def _matrix(rows: list[Row], changed: list[Row] | None = None) -> str:
@@ -103,7 +97,7 @@ def reasons() -> str:
 def _reasons() -> Iterator[str]:
     who: dict[str, dict[str, None]] = {}
     laws: dict[str, dict[str, None]] = {}
-    for row in results("check")["rows"]:
+    for row in rows_of("check"):
         for finding in row["findings"]:
             if finding["reason"] and finding["verdict"] != "not asked":
                 reason = finding["reason"].replace(f" {row['family']} ", " … ")

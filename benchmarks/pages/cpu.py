@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Row, results
+from pages.page import Row, rows_of
 
 ACTS = ("read", "learn", "decode")
 
@@ -11,8 +11,8 @@ ACTS = ("read", "learn", "decode")
 def models() -> str:
     """Milliseconds of models in float32, bfloat16 and, where measured, under autocast."""
     rows = [
-        [mixer, *(_model(acts[act]) for act in ACTS)]
-        for mixer, acts in results("bfloat16")["models"].items()
+        [row["name"], *(_model(row[act]) for act in ACTS)]
+        for row in rows_of("bfloat16", part="model")
     ]
     columns = ("mixer", "512 tokens read", "forward and backward", "32 tokens decoded")
     return table(columns, rows)
@@ -27,13 +27,13 @@ def streams() -> str:
     """Milliseconds of the compiled kernels by streams, forward / forward and backward."""
     rows = [
         [
-            name,
+            row["name"],
             *(
-                " / ".join(f"{found[way]:.3g}" for found in acts.values())
+                " / ".join(f"{row[act][way]:.3g}" for act in ("forward", "forward and backward"))
                 for way in ("narrow", "converted", "float32")
             ),
         ]
-        for name, acts in results("bfloat16")["operations"].items()
+        for row in rows_of("bfloat16", part="operation")
     ]
     return table(["kernel", "bfloat16", "converted", "float32"], rows)
 
@@ -43,7 +43,7 @@ def long_convolutions() -> str:
     forward and backward.
     """
     both: dict[tuple[int, int], list[Row]] = {}
-    for row in results("long_convolution")["sequences"]:
+    for row in rows_of("long_convolution", group="sequences"):
         both.setdefault((row["tokens"], row["width"]), []).append(row)
     columns = ["tokens", "channels of a head", "ours, ms", "plain FFT, ×", "SDPA, ×"]
     rows = (
@@ -60,7 +60,6 @@ def long_convolutions() -> str:
 
 def long_convolution_tokens() -> str:
     """One token behind others: the convolution, and a layer of it."""
-    found = results("long_convolution")
     columns = ["", "tokens", "ours", "FFT of all tokens, ×", "SDPA, ×", "filter made anew, ×"]
     rows = [
         [
@@ -70,7 +69,7 @@ def long_convolution_tokens() -> str:
             *(_ratio(row, peer) for peer in TOKEN_PEERS),
         ]
         for name, part in (("`LongConvolution`", "tokens"), ("layer `hyena`", "layers"))
-        for row in found[part]
+        for row in rows_of("long_convolution", group=part)
     ]
     return table(columns, rows)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, results, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +27,12 @@ PHASES = ("forward", "backward")
 SIZES = "b8 t4096 h16 k128 v128 bfloat16"
 
 
-def _rows(kind: str) -> list[Row]:
-    return [row for row in results("static")["rows"] if row["type"] == kind]
+def _gpus() -> dict[str, Row]:
+    return results("static")["header"]["settings"]["gpus"]
+
+
+def _phases(**where: str) -> list[Row]:
+    return rows_of("static", type="PhaseRow", **where)
 
 
 def _ms(seconds: float | None) -> str:
@@ -36,10 +40,8 @@ def _ms(seconds: float | None) -> str:
     return "—" if seconds is None else f"{1e3 * seconds:.3f}"
 
 
-def origin() -> str:
-    found = results("static")
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"Commit {found['commit'][:9]}; {versions}."
+def measured() -> str:
+    return f"{origin('static')}."
 
 
 def rates() -> str:
@@ -56,7 +58,7 @@ def rates() -> str:
             f"{gpu['special'] / 1e12:.1f}",
             f"{gpu['issue'] / 1e12:.2f}",
         )
-        for name, gpu in results("static")["gpus"].items()
+        for name, gpu in _gpus().items()
     )
     return table(columns, lines)
 
@@ -65,8 +67,8 @@ def operations() -> str:
     """Per problem and GPU, forward / backward: the sum of its launches' floors, and that over its
     roofline.
     """
-    gpus = list(results("static")["gpus"])
-    found = {(row["problem"], row["phase"], row["gpu"]): row for row in _rows("PhaseRow")}
+    gpus = list(_gpus())
+    found = {(row["problem"], row["phase"], row["gpu"]): row for row in _phases()}
 
     def cell(problem: str, gpu: str) -> str:
         rows = [found[problem, phase, gpu] for phase in PHASES]
@@ -87,7 +89,7 @@ def _name(problem: str) -> str:
 def limits() -> str:
     """Per problem and phase, on one GPU: what each limit alone would take in all launches."""
     columns = ("operation", "", *(f"{name}, ms" for name in LIMITS.values()), "floor")
-    rows = (row for row in _rows("PhaseRow") if row["gpu"] == SHOWN)
+    rows = _phases(gpu=SHOWN)
     lines = (
         (_name(row["problem"]), row["phase"], *(_ms(row[name]) for name in (*LIMITS, "floor")))
         for row in rows
@@ -99,7 +101,7 @@ def spills() -> str:
     """The kernels that keep registers in memory, on every GPU."""
     found = dict.fromkeys(
         (_name(row["problem"]), f"`{row['kernel']}`", row["gpu"], f"{row['spills']} B")
-        for row in _rows("LaunchRow")
+        for row in rows_of("static", type="LaunchRow")
         if row["spills"]
     )
     return table(("operation", "kernel", "GPU", "spilled"), found)
@@ -107,7 +109,7 @@ def spills() -> str:
 
 def compilation() -> str:
     """Seconds until the first results of an operation."""
-    rows = {(row["problem"], row["phase"]): row for row in _rows("PhaseRow") if row["gpu"] == SHOWN}
+    rows = {(row["problem"], row["phase"]): row for row in _phases(gpu=SHOWN)}
     lines = (
         (_name(problem), *(f"{rows[problem, phase]['compilation']:.1f} s" for phase in PHASES))
         for problem in dict.fromkeys(problem for problem, _ in rows)
@@ -117,7 +119,7 @@ def compilation() -> str:
 
 def floors() -> bytes:
     """The floors of all operations over their rooflines, on one GPU."""
-    rows = [row for row in _rows("PhaseRow") if row["gpu"] == SHOWN]
+    rows = _phases(gpu=SHOWN)
     names = list(dict.fromkeys(row["problem"] for row in rows))
     figure, axes = canvas(1, 2, 5.6, 0.26 * len(names) + 1.0)
     for panel, phase in zip(axes[0], PHASES, strict=True):
@@ -141,7 +143,7 @@ PAGE = Page(
     "gpu-static",
     Stretches(
         {
-            "origin": origin,
+            "origin": measured,
             "rates": rates,
             "operations": operations,
             "limits": limits,

@@ -8,126 +8,40 @@ from statistics import median
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
-from pages.page import Page, Row, Stretches, results
-
-
-def _rows(part: str) -> list[Row]:
-    return results("linearize")[part]["rows"]
-
-
-def machine() -> str:
-    found = next(iter(results("linearize").values()))["machine"]
-    return (
-        f"By `benchmarks/linearize.py`, on {found['cores']} cores of {found['cpu']};"
-        " `benchmarks/results/linearize.json` has all numbers."
-    )
-
-
-def text() -> str:
-    rows = _rows("text")
-    first, softmax = rows[0], rows[0]["evaluation"]["softmax"]["perplexity"]
-    sizes = (
-        f"A Llama of 3.4 million parameters, perplexity {softmax:.1f} on held-out text;"
-        f" {first['transfer_tokens']:,} tokens of transfer, {first['finetune_tokens']:,} of LoRA."
-    )
-    columns = ("method", "PPL at swap", "PPL adapted", "/ softmax", "recovered", "error", "KL")
-    lines = (_method(row, softmax) for row in rows)
-    return f"{sizes}\n\n{table((*columns, 'window only', 'linear only', 'share'), lines)}"
-
-
-def _method(row: Row, softmax: float) -> list[str]:
-    before = row["transfer"] or row["convert"]
-    swapped, final = before["linear"]["perplexity"], row["evaluation"]["linear"]["perplexity"]
-    plain = row["convert"]["linear"]["perplexity"]
-    sides = [
-        row["evaluation"].get(side, {}).get("perplexity") for side in ("window only", "linear only")
-    ]
-    return [
-        row["method"],
-        f"{swapped:.1f}",
-        f"{final:.1f}",
-        f"{final / softmax:.3f}",
-        f"{(plain - final) / (plain - softmax):.1%}",
-        f"{before['error']:.3f}",
-        f"{before['divergence']:.3f}" if "divergence" in before else "",
-        *("" if side is None else f"{side:.1f}" for side in sides),
-        _share(row["evaluation"]),
-    ]
-
-
-def _share(evaluation: Row) -> str:
-    """Of what the window leaves open; empty without a window."""
-    if "window only" not in evaluation:
-        return ""
-    if "share" in evaluation and evaluation["share"] is None:
-        return "undefined"
-    softmax, linear, window = (
-        evaluation[mode]["nats_per_token"] for mode in ("softmax", "linear", "window only")
-    )
-    return f"{(window - linear) / (window - softmax):.1%}"
-
-
-def recall() -> str:
-    lines = ([row["model"], f"{row['accuracy']:.1%}"] for row in _rows("recall"))
-    return table(("model", "accuracy"), lines)
+from pages.page import Page, Row, Stretches, origin, rows_of
 
 
 def far_machine() -> str:
-    found = next(iter(results("linearize_far").values()))["needs"]["machine"]
-    return (
-        f"By `benchmarks/linearize_far.py`, on {found['cores']} cores of {found['cpu']}, which"
-        " other programs kept busy; `benchmarks/results/linearize_far.json` has all numbers."
-    )
+    return f"{origin('linearize_far')}. Other programs kept it busy."
 
 
 def needs() -> str:
     lines = (
         [
-            name,
+            row["group"],
             "softmax" if row["window"] is None else f"the last {row['window']} tokens",
             f"{row['all']['nats']:.2f}",
             f"{row['recalled']['nats']:.2f}",
             *(f"{row[band]['accuracy']:.0%}" for band in ("recalled", *_BANDS)),
         ]
-        for name, parts in results("linearize_far").items()
-        for row in parts["needs"]["rows"]
+        for row in rows_of("linearize_far")
     )
     columns = ("teacher", "attends to", "nats, all", "nats, recalled", "accuracy, recalled")
     return table((*columns, *_BANDS), lines)
 
 
-def far() -> str:
-    lines = (
-        [
-            name,
-            row["method"],
-            *(f"{row[side]['all']['nats']:.2f}" for side in _SIDES),
-            *(f"{row['share'][band]:.0%}" for band in ("all", "recalled", *_BANDS)),
-            *(f"{row[_OF_TEACHER][band]:.0%}" for band in ("all", "recalled")),
-        ]
-        for name, parts in results("linearize_far").items()
-        for row in parts.get("conversions", {"rows": []})["rows"]
-    )
-    shares = ("share, all", "recalled", *_BANDS, "of the teacher's window, all", "recalled")
-    return table(("teacher", "method", *_SIDES, *shares), lines)
-
-
 _BANDS = ("16-63", "64-127", "128-255", "256-511")
-_SIDES = ("converted", "window only")
-_OF_TEACHER = "share of the teacher's window"
 
 
 def recipes() -> str:
-    found = results("linearize_table")
     named: dict[tuple[str, int, str], list[Row]] = {}
-    for row in found["rows"]:
-        if not row["tuning"]:
-            key = row["teacher"], row["softmax_layers"], row["method"]
-            named.setdefault(key, []).append(row)
+    for row in rows_of("linearize_table", tuning=False):
+        key = row["teacher"], row["softmax_layers"], row["method"]
+        named.setdefault(key, []).append(row)
     teachers = list(dict.fromkeys(teacher for teacher, *_ in named))
     in_order = sorted(named, key=lambda name: (teachers.index(name[0]), name[1]))
     columns = ("teacher", "recipe", "rate", "tokens", "perplexity / softmax", "share", "recalled")
-    machine = f"On {found['machine']['cores']} cores of {found['machine']['cpu']}, kept busy."
+    machine = f"{origin('linearize_table')}. Other programs kept it busy."
     columns = (*columns, *_back(TABLE_BANDS), "state", "minutes")
     return f"{machine}\n\n{table(columns, (_recipe(named[name]) for name in in_order))}"
 
@@ -153,7 +67,7 @@ def _recipe_name(row: Row) -> str:
 
 def ablations() -> str:
     by_name: dict[tuple[str, str], list[Row]] = {}
-    for row in results("linearize_ablations")["rows"]:
+    for row in rows_of("linearize_ablations"):
         by_name.setdefault((row["teacher"], row["method"]), []).append(row)
     columns = ("teacher", "changed", "perplexity / softmax", "share", "recalled")
     columns = (*columns, *_back(ABLATION_BANDS), "state")
@@ -203,30 +117,9 @@ def _spread(values: list[float], form: str) -> str:
     return middle if least == largest else f"{middle} ({least}…{largest})"
 
 
-def scaling() -> str:
-    rows = _rows("scaling")
-    by_length: dict[int, dict[str, Row]] = {}
-    for row in rows:
-        by_length.setdefault(row["tokens"], {})[row["backward"]] = row
-    kinds = list(dict.fromkeys(row["backward"] for row in rows))
-    model = (
-        f"A Llama of {rows[0]['layers']} layers and width 256, one sequence; seconds, and memory"
-        " beyond the model's."
-    )
-    lines = (
-        [f"{tokens:,}", *(_step(found[kind]) for kind in kinds)]
-        for tokens, found in by_length.items()
-    )
-    return f"{model}\n\n{table(('tokens', *(f'backward {kind}' for kind in kinds)), lines)}"
-
-
-def _step(row: Row) -> str:
-    return f"{row['seconds']:.2f} s, {row['bytes'] / 2**20:.0f} MiB"
-
-
 def generation() -> str:
     both: dict[tuple[int, int], dict[str, Row]] = {}
-    for row in results("linearize_generation")["rows"]:
+    for row in rows_of("linearize_generation"):
         both.setdefault((row["batch"], row["tokens"]), {})[row["contender"]] = row
     columns = ("sequences", "generated tokens", "seconds", "ms per token at the end", "state, MiB")
     return table(columns, (_generated(*size, rows) for size, rows in both.items()))
@@ -248,7 +141,7 @@ def generation_picture() -> bytes:
     kept = ("group", "type")
     rows = [
         GenerationRow(**{name: value for name, value in row.items() if name not in kept})
-        for row in results("linearize_generation")["rows"]
+        for row in rows_of("linearize_generation")
     ]
     return png(plot_generation(rows))
 
@@ -257,15 +150,10 @@ PAGE = Page(
     "linearize-measured",
     Stretches(
         {
-            "machine": machine,
-            "text": text,
-            "recall": recall,
             "far_machine": far_machine,
             "needs": needs,
-            "far": far,
             "recipes": recipes,
             "ablations": ablations,
-            "scaling": scaling,
             "generation": generation,
         }
     ),

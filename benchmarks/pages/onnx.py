@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, results, rows_of
 
 
 def measured() -> str:
     """With what it was measured."""
-    found = results("onnx")
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return (
-        f"Commit `{found['commit'][:8]}`, {found['cpu']}, one thread, width {found['width']},"
-        f" operators of `{found['domain']}`; {versions}."
-    )
+    settings = results("onnx")["header"]["settings"]
+    return f"{origin('onnx')}. Width {settings['width']}, operators of `{settings['domain']}`."
 
 
 def mixers() -> str:
     """A line per mixer, which are loops, and why others are not written."""
-    rows = results("onnx")["rows"]
+    rows = rows_of("onnx")
     written = [row for row in rows if "nodes" in row]
     loops = ", ".join(f"`{row['mixer']}`" for row in written if row["nodes"]["Scan"])
     shown = table(("mixer", "difference", "tokens/s", "×"), map(_line, written))

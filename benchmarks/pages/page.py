@@ -55,3 +55,18 @@ class Stretches:
 def results(name: str) -> dict[str, Any]:
     """benchmarks/results/`name`.json."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def rows_of(name: str, **where: object) -> list[Row]:
+    """The rows of a file of results that have these fields."""
+    rows = results(name)["rows"]
+    return [row for row in rows if all(row.get(key) == value for key, value in where.items())]
+
+
+def origin(name: str) -> str:
+    """What a file of results was measured with."""
+    header = results(name)["header"]
+    commit, machine, threads = header["commit"], header["machine"], header["machine"].get("threads")
+    shown = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    on = machine["cpu"] + (f", {threads} thread{'s' * (threads > 1)}" if threads else "")
+    return f"Commit {commit[:9]}; {on}; {shown}"

@@ -13,7 +13,7 @@ from itertools import groupby
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from pages import cpu
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, results, rows_of
 
 OURS = "fastweights"
 
@@ -26,15 +26,7 @@ MARKERS = "oDv^sP*X"
 
 
 def machine() -> str:
-    ops = results("ops")
-    return f"{_machine(ops['header'])}. Ceilings: {_ceilings(ops['ceilings'])}."
-
-
-def _machine(header: Row) -> str:
-    machine, versions = header["machine"], header["versions"]
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
-    return f"Commit {header['commit'][:9]}; {machine['cpu']}, {threads}; {shown}"
+    return f"{origin('ops')}. Ceilings: {_ceilings(results('ops')['ceilings'])}."
 
 
 def _ceilings(ceilings: dict[str, float | None]) -> str:
@@ -48,16 +40,12 @@ def _ceilings(ceilings: dict[str, float | None]) -> str:
 
 
 def operations() -> str:
-    return _operations(_of_ops("ops"))
+    return _operations(rows_of("ops", type="OpRow"))
 
 
 def layers() -> str:
     commit = results("layers")["header"]["commit"]
-    return f"{_operations(_of_ops('layers'))}\n\nCommit {commit[:9]}."
-
-
-def _of_ops(name: str) -> list[Row]:
-    return [row for row in results(name)["rows"] if row["type"] == "OpRow"]
+    return f"{_operations(rows_of('layers', type='OpRow'))}\n\nCommit {commit[:9]}."
 
 
 def _operations(rows: list[Row]) -> str:
@@ -131,7 +119,7 @@ def _errors(row: Row) -> str:
 
 
 def _slopes() -> list[Row]:
-    return [row for row in results("scaling")["rows"] if row["type"] == "SlopeRow"]
+    return rows_of("scaling", type="SlopeRow")
 
 
 def lengths() -> str:
@@ -178,7 +166,7 @@ def tokens() -> str:
     models.
     """
     decode = results("steps")
-    rows = [row for row in decode["rows"] if row["type"] == "StepRow" and row["seconds"]]
+    rows = [row for row in rows_of("steps", type="StepRow") if row["seconds"]]
     columns = ("", "", "sizes", "ours, ms", "× floor", "torch.compile")
     lines = (
         _token(*key, list(found))
@@ -199,13 +187,12 @@ def _token(level: str, op: str, sizes: str, rows: list[Row]) -> list[str]:
 
 def training() -> str:
     """A step of small models of equal size, eager and compiled."""
-    train = results("train")
     columns = ("mixer", "parameters", "tokens", "eager, ms", "torch.compile", "eager / compiled")
     lines = (
         _training(mixer, {row["contender"]: row for row in found})
-        for mixer, found in groupby(train["rows"], lambda row: row["mixer"])
+        for mixer, found in groupby(rows_of("train"), lambda row: row["mixer"])
     )
-    return f"{_machine(train['header'])}.\n\n{table(columns, lines)}"
+    return f"{origin('train')}.\n\n{table(columns, lines)}"
 
 
 def _training(mixer: str, rows: dict[str, Row]) -> list[str]:

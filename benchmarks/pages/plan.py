@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
 
 from fastweights.budget import ACCELERATORS
 from fastweights.recipes import RECIPES
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, results, rows_of
 
 SETTINGS = ("width", "layers", "batch", "length")
 
 
 def _rows(part: str) -> list[Row]:
-    return results("plan")[part]["rows"]
+    return rows_of(f"plan/{part}")
 
 
 def recipes() -> str:
@@ -32,7 +31,7 @@ def recipes() -> str:
 
 
 def costs() -> str:
-    priced = results("plan")["costs"]["prices"]
+    priced = _prices()
     columns, lines = ("recipe", "devices", *priced), []
     for name, rows in groupby(_rows("costs"), lambda row: row["recipe"]):
         found = {row["device"]: row for row in rows}
@@ -49,10 +48,13 @@ def _cost(row: Row) -> str:
     return f"{row['hours']:,.3g} h, {size}" + (f" ({ways})" if ways else "")
 
 
+def _prices() -> dict[str, float]:
+    return results("plan/costs")["header"]["settings"]["prices"]
+
+
 def prices() -> str:
-    found = results("plan")["costs"]["prices"]
     return "Prices of a device for an hour, assumed: " + ", ".join(
-        f"{name} ${price:g}" for name, price in found.items()
+        f"{name} ${price:g}" for name, price in _prices().items()
     )
 
 
@@ -121,33 +123,17 @@ def times() -> str:
     return table(columns, lines)
 
 
-def _once_measured(part: str, write: Callable[[], str]) -> Callable[[], str]:
-    """What is written of a part, or that it has not been measured yet."""
-
-    def written() -> str:
-        if part in results("plan"):
-            return write()
-        return f"Not measured yet: `python benchmarks/plan.py {part}`, on a quiet machine."
-
-    return written
-
-
-MEASURED = {
-    "costs": costs,
-    "prices": prices,
-    "memory": memory,
-    "operations": operations,
-    "times": times,
-}
-PARTS = {"prices": "costs"}
-
 PAGE = Page(
     "plan",
     Stretches(
         {
             "recipes": recipes,
             "devices": devices,
-            **{n: _once_measured(PARTS.get(n, n), write) for n, write in MEASURED.items()},
+            "costs": costs,
+            "prices": prices,
+            "memory": memory,
+            "operations": operations,
+            "times": times,
         }
     ),
 )

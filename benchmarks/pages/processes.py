@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, rows_of
 
 RIVALS = {"ulysses": "Ulysses", "ring": "ring attention"}
 DRAWN = ("metala", "gated_deltanet", "mamba2", "mesa")
 
 
 def overhead() -> str:
-    found = results("processes")["overhead"]
+    (found,) = rows_of("processes", group="overhead")
     return (
         f"Time of the loop's update over that of the bare step, alternately in one process:"
         f" {found['ratio']:.3f} (median; {found['smallest']:.3f} to {found['largest']:.3f}), at"
@@ -21,7 +21,7 @@ def overhead() -> str:
 
 
 def speed() -> str:
-    rows = results("processes")["processes"]
+    rows = rows_of("processes", part="speed")
     alone = rows[0]["tokens_per_second"]
     lines = (
         (
@@ -43,14 +43,14 @@ def memory() -> str:
             bytes_in_words(row["held"]),
             bytes_in_words(row["peak"]),
         )
-        for row in results("processes")["memory"]
+        for row in rows_of("processes", part="memory")
     )
     columns = ("processes", "model", "weights and optimiser", "most that the process held")
     return table(columns, lines)
 
 
 def _traffic() -> list[Row]:
-    return results("sequence_parallel")["traffic"]
+    return rows_of("sequence_parallel", part="traffic")
 
 
 def _bytes_sent(method: str, mixer: str, tokens: int, processes: int) -> int:
@@ -96,7 +96,7 @@ def steps() -> str:
             f"{row['loss']:.6f}",
             f"{row['gradient']:.8f}",
         )
-        for row in results("sequence_parallel")["steps"]
+        for row in rows_of("sequence_parallel", part="step")
     )
     columns = ("mixer", "processes", "memory per process", "seconds", "loss", "‖gradient‖²")
     return table(columns, lines)

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, results, rows_of
 
 ACTS = ("token", "token, batch of 8", "prefill")
 
 
 def quantized() -> str:
     """With what it was measured."""
-    found = results("quantized")
-    with_ = found["versions"]
-    return (
-        f"Commit `{found['commit'][:8]}`, {found['machine']['cpu']}, one thread, torch"
-        f" {with_['torch']}, transformers {with_['transformers']}."
-    )
+    return f"{origin('quantized')}."
+
+
+def _ways() -> list[str]:
+    return results("quantized")["header"]["settings"]["ways"]
 
 
 def perplexity() -> str:
-    ways = results("quantized")["ways"]
     lines = (
-        (name, *(f"{row[way]:.4f}" for way in ways))
-        for name, row in results("quantized")["trained"].items()
+        (row["name"], *(f"{row[way]:.4f}" for way in _ways()))
+        for row in rows_of("quantized", part="trained")
     )
-    return table(("perplexity per byte", *ways), lines)
+    return table(("perplexity per byte", *_ways()), lines)
 
 
 def speed() -> str:
-    ways = results("quantized")["ways"]
     columns = ("model", "way", "MB", *(f"{act}, ms" for act in ACTS))
     lines = (
-        (name, way, f"{row['bytes'][way] / 1e6:,.0f}", *(_time(row[act], way) for act in ACTS))
-        for name, row in results("quantized")["speed"].items()
-        for way in ways
+        (
+            row["name"],
+            way,
+            f"{row['bytes'][way] / 1e6:,.0f}",
+            *(_time(row[act], way) for act in ACTS),
+        )
+        for row in rows_of("quantized", part="speed")
+        for way in _ways()
     )
     return table(columns, lines)
 

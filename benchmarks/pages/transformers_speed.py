@@ -8,7 +8,7 @@ import numpy as np
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend, png
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, origin, rows_of
 
 PARTS = {"prefill": "prefill", "training": "forward + backward", "decode": "generate"}
 CONTROL = "llama"
@@ -16,16 +16,11 @@ CONTROL = "llama"
 
 
 def _rows() -> list[Row]:
-    return results("transformers_models")["rows"]
+    return rows_of("transformers_models")
 
 
 def machine() -> str:
-    found = results("transformers_models")
-    on, with_ = found["machine"], found["versions"]
-    return (
-        f"Commit `{found['commit'][:8]}`, {on['cpu']}, threads: {on['threads']}, torch"
-        f" {with_['torch']}, transformers {with_['transformers']}."
-    )
+    return f"{origin('transformers_models')}."
 
 
 def ratio(row: Row, part: str, contender: str) -> float | None:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, rows_of
 
 
 def _rows() -> list[Row]:
-    return results("transformers_versions")["rows"]
+    return rows_of("transformers_versions")
 
 
 def versions() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, Stretches, results
+from pages.page import Page, Row, Stretches, rows_of
 
 MODELS = ("softmax", "linearized")
 COLUMNS = (
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def serving() -> str:
-    rows = results("vllm_serving")["rows"]
+    rows = rows_of("vllm_serving")
     loads = list(dict.fromkeys((row["prompt"], row["streams"]) for row in rows))
     return table(COLUMNS, (_line(rows, *load, model) for load in loads for model in MODELS))
 

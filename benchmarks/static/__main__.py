@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
-from fastweights.lab.bench.machine import commit, versions
 from fastweights.lab.bench.problems import PROBLEMS
-from fastweights.training.loop.files import write_json
+from fastweights.lab.bench.report import open_report
 from static.gpus import GPUS, Gpu
 from static.measure import measure
 from static.rows import rows_of
 
 OUT = Path(__file__).parents[1] / "results" / "static.json"
-FORMAT = 2
 
 
 def main() -> None:
@@ -31,21 +26,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="JSON file; default: %(default)s")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: all cores")
     chosen = parser.parse_args()
-    problems = [p for p in PROBLEMS if any(fnmatch(str(p), only) for only in chosen.only)]
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "commit": commit(),
-        "machine": platform.machine(),
-        "versions": versions(),
-        "gpus": {name: rates_of(gpu) for name, gpu in GPUS.items()},
-        "rows": [],
-    }
-    for problem, programs, works in measure(problems, chosen.processes):
-        for gpu, program, work in zip(GPUS, programs, works, strict=True):
-            rows = rows_of(problem, gpu, program, work)
-            content["rows"] += [{"type": type(row).__name__, **asdict(row)} for row in rows]
+    gpus = {name: rates_of(gpu) for name, gpu in GPUS.items()}
+    report = open_report("static", chosen.out, {"gpus": gpus}, listener=lambda row: None)
+    wanted = [p for p in PROBLEMS if any(fnmatch(str(p), only) for only in chosen.only)]
+    left = [problem for problem in wanted if not report.has(str(problem))]
+    for problem, programs, works in measure(left, chosen.processes):
+        found = zip(GPUS, programs, works, strict=True)
+        report.add(str(problem), [row for one in found for row in rows_of(problem, *one)])
         sys.stderr.write(f"{problem}: {programs[0].kernel}\n")
-        write_json(chosen.out, content)
 
 
 def rates_of(gpu: Gpu) -> dict[str, float]:

@@ -26,11 +26,13 @@ def require_package(package: str, feature: str, alternative: str) -> None:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of this file, with ``+`` if the checkout differs from it; None outside of a
-    checkout. It is asked once, since a process goes on with the code that it has begun with."""
+    """Return the commit of this file, with ``+`` if the checkout differs from it otherwise than in
+    results of benchmarks; None outside of a checkout. It is asked once, since a process goes on
+    with the code that it has begun with."""
+    code = (":(top)", ":(top,exclude)benchmarks/results")
     try:
         head = _git("rev-parse", "HEAD")
-        return head + "+" if _git("status", "--porcelain", "--untracked-files=no") else head
+        return head + "+" if _git("status", "--porcelain", "--untracked-files=no", *code) else head
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -91,7 +91,6 @@ TABLE: dict[str, Row] = {
     "--only": GIVEN,
     "--optimizer": CHOICE,
     "--out": GIVEN,
-    "--parts": CHOICE,
     "--patience": POSITIVE,
     "--positions": CHOICE,
     "--preset": GIVEN,

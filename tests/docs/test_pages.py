@@ -73,7 +73,7 @@ def test_a_picture_is_drawn(pages: dict[str, Any], name: str) -> None:
 
 
 def test_a_page_without_the_place_is_refused(pages: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="no <!-- machine -->"):
+    with pytest.raises(ValueError, match="no <!-- far_machine -->"):
         pages["linearize-measured"].render("# Another page\n")
 
 

@@ -31,6 +31,7 @@ from fastweights.train import Bytes
 from fastweights.training.loop.checkpoint import save_model
 
 pytestmark = pytest.mark.long
+with_known_ceilings = pytest.mark.usefixtures("known_ceilings")
 
 CPU = torch.device("cpu")
 HEADER = Header("test", None, {}, {}, {})
@@ -42,6 +43,12 @@ TINY = Sizes(1, 64, 2, 4, 4)
 @dataclass(frozen=True)
 class Note:
     text: str
+
+
+@pytest.fixture
+def known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine reaches is measured once, where that is what is tested."""
+    monkeypatch.setattr(Ceilings, "measure_now", lambda device, *, quick: Ceilings.of(CEILINGS))
 
 
 def report(path: Path, header: Header = HEADER) -> Report:
@@ -137,6 +144,7 @@ def test_the_header_names_commit_machine_and_versions():
     assert torch.backends.mkldnn.matmul.fp32_precision == precision
 
 
+@with_known_ceilings
 def test_ops_rows_have_all_figures(tmp_path):
     path = tmp_path / "ops.json"
     run("ops", "--quick", "--no-memory", "--only", "decay scalar", "--out", path)
@@ -237,6 +245,7 @@ def test_memory_grows_with_the_sequence():
     assert peak_bytes(replace(task, contender="nobody"), 60) is None
 
 
+@with_known_ceilings
 def test_scaling(tmp_path):
     path = tmp_path / "s.json"
     run("ops", "--quick", "--scaling", "--only", "decay tied", "--out", path)
@@ -245,15 +254,17 @@ def test_scaling(tmp_path):
     assert ops._log_slope((1, 2, 4), (3.0, 12.0, 48.0)) == pytest.approx(2)
 
 
+@with_known_ceilings
 def test_decode(tmp_path):
     path = tmp_path / "d.json"
-    run("decode", "--quick", "--only", "delta*", "--out", path)
+    run("decode", "--quick", "--only", "delta s*", "--out", path)
     step = {row["contender"]: row for row in rows(path) if row["op"] == "delta scalar"}
     assert step["gated delta step"]["seconds"]
     assert step["SDPA with a cache"]["ratio"] > 0
     assert step["fastweights"]["over_floor"] > 1
 
 
+@with_known_ceilings
 def test_decode_steps_of_peers_run(tmp_path):
     path = tmp_path / "d.json"
     for name in ("decay scalar", "selective scan", "delta vector"):
@@ -278,7 +289,7 @@ def test_compiled_models_are_decoded(tmp_path):
     assert row["seconds"], row["note"]
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("pictures", "known_ceilings")
 def test_flatness_is_followed_and_drawn(tmp_path):
     path = tmp_path / "d.json"
     run("decode", "--quick", "--only", "metala", "--tokens", 12, "--out", path)
@@ -305,6 +316,7 @@ def ends(axes):
     return min(p.min() for p in points), max(p.max() for p in points)
 
 
+@with_known_ceilings
 def test_train(tmp_path):
     path = tmp_path / "t.json"
     run("train", "--quick", "--eager", "--only", "gla", "--out", path)
@@ -313,6 +325,7 @@ def test_train(tmp_path):
     assert row["tokens"] == 128
 
 
+@with_known_ceilings
 def test_mesa_kernels(tmp_path):
     path = tmp_path / "mesa.json"
     run("mesa", "--quick", "--out", path)
@@ -344,10 +357,9 @@ def test_mesa_loss_by_position(tmp_path):
 
 def test_models_to_train_have_equal_size():
     plan = TrainPlan.quick()
-    sizes = [
-        sum(p.numel() for p in FastWeightsForCausalLM(equal_config(n, plan)).parameters())
-        for n in plan.mixers()
-    ]
+    with torch.device("meta"):
+        models = [FastWeightsForCausalLM(equal_config(n, plan)) for n in plan.mixers()[::4]]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
     assert max(sizes) < 1.05 * min(sizes)
 
 

@@ -4,7 +4,6 @@ costs another its result.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import runpy
@@ -16,18 +15,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fastweights.lab.bench.day import stages, suite
+from day_work import fail, four, lose_the_context, needs_a_context, say, say_and, segfault
+from fastweights.lab.bench.day import outcomes, stages, suite
 from fastweights.lab.bench.day.findings import Findings
 from fastweights.lab.bench.day.jobs import Job, RowGroup, Sitting, run_jobs
 from fastweights.lab.bench.day.plan import FAMILIES, GOALS, MODELS, SUITE, DayPlan, family_of
-from fastweights.lab.bench.day.rows import EndRow, FiguresRow, TimeRow, fault
+from fastweights.lab.bench.day.rows import EndRow, TimeRow, fault
 from fastweights.lab.bench.day.stages import Together, run_stage
 from fastweights.lab.bench.day.summary import LINES, summarize
-from fastweights.lab.bench.day.tools import sanitize
+from fastweights.lab.bench.day.tools import run_once, sanitize
 from fastweights.lab.bench.report import Header, Report
 from fastweights.lab.bench.timing import Times
 
@@ -35,35 +36,6 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 REHEARSAL = DayPlan.rehearsal()
-
-
-def say(what: str) -> Iterator[FiguresRow]:
-    yield FiguresRow(what, {"it": 1.0})
-
-
-def say_and(what: str, end) -> Iterator[FiguresRow]:
-    yield from say(what)
-    end()
-
-
-def fail(reason: str) -> None:
-    raise RuntimeError(reason)
-
-
-def segfault() -> None:
-    ctypes.string_at(0)
-
-
-def lose_the_context() -> Iterator[FiguresRow]:
-    """As torch says it; whatever runs in the same process afterwards fails as well."""
-    os.environ["LOST"] = "yes"
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    yield
-
-
-def needs_a_context() -> Iterator[FiguresRow]:
-    assert "LOST" not in os.environ
-    yield from say("whole")
 
 
 def ledger(tmp_path: Path) -> Findings:
@@ -127,9 +99,13 @@ def test_the_time_is_up_inside_of_a_task(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="processes end with their parents on Linux")
 def test_a_killed_session_leaves_no_process_and_goes_on(tmp_path):
     """The same command: what was done is kept as it is; what had failed is tried again, last."""
-    code = "import sys; from test_gpu_day import *; run_stage(four, REHEARSAL, Path(sys.argv[1]))"
+    code = (
+        "import pathlib, sys; from day_work import DayPlan, four\n"
+        "from fastweights.lab.bench.day.stages import run_stage\n"
+        "run_stage(four, DayPlan.rehearsal(), pathlib.Path(sys.argv[1]))"
+    )
     command, path = [sys.executable, "-c", code, str(tmp_path)], tmp_path / "four.json"
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    paths = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}) as killed:
         until(lambda: path.exists() and '"pid"' in path.read_text())
         killed.send_signal(signal.SIGKILL)
@@ -145,19 +121,6 @@ def test_a_killed_session_leaves_no_process_and_goes_on(tmp_path):
     assert order == ["hung", "last", "failed"]
 
 
-def four(_, found: Findings) -> Iterator[Together]:
-    """A stage of four tasks; until it is mended, one fails and one hangs."""
-    work = {name: partial(say, name) for name in ("done", "failed", "hung", "last")}
-    if not (found.report.path.parent / "mended").exists():
-        work |= {"failed": partial(say_and, "failed", partial(fail, "no")), "hung": say_and_hang}
-    yield Together(1, (Job("tied", tuple(RowGroup(name, run) for name, run in work.items())),))
-
-
-def say_and_hang() -> Iterator[FiguresRow]:
-    yield FiguresRow("hung", {"pid": float(os.getpid())})
-    time.sleep(600)
-
-
 def until(holds, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
@@ -170,21 +133,23 @@ def gone(pid: int) -> bool:
     return not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
-def test_a_stage_of_one_family(tmp_path):
+def test_every_stage_of_one_case(tmp_path, monkeypatch):
     """In files as few as come back from the machine; a second call has nothing to do."""
+    monkeypatch.setitem(FAMILIES, "layers", ("RMSNorm",))
     without = {*FAMILIES, SUITE, MODELS} - {"layers"}
     for stage, kinds in (
         (stages.correct, {"WarmRow", "CheckRow", "RepeatRow"}),
         (times_of_compiled, {"TimeRow"}),
+        (stages.decide, set()),
     ):
         found = run_stage(stage, REHEARSAL, tmp_path, without)
         assert not found.faults()
         assert not found.left()
         assert {row["type"] for row in found.rows} == {*kinds, "EndRow", "MachineRow", "Ceilings"}
-    again = run_stage(times_of_compiled, REHEARSAL, tmp_path, without)
+    again = run_stage(stages.decide, REHEARSAL, tmp_path, without)
     assert len(again.report.rows) == len(found.rows) + 1
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"correct.json", "times_of_compiled.json", stages.LOG}
+    assert names == {"correct.json", "times_of_compiled.json", "decide.json", stages.LOG}
 
 
 def times_of_compiled(plan: DayPlan, found: Findings) -> Iterator[Together]:
@@ -211,10 +176,8 @@ def write_tests(folder: Path) -> Path:
     path.write_text(
         "import os, pathlib, pytest\n"
         "pytestmark = pytest.mark.gpu\n"
-        "@pytest.fixture(scope='module')\n"
-        "def cuda(): pytest.fail('no GPU')\n"
         "@pytest.mark.parametrize('case', ['decay tied', 'decay scalar'])\n"
-        "def test_case(cuda, case): assert str(cuda) == 'cpu'\n"
+        "def test_case(case): pass\n"
         "def test_fails():\n"
         "    assert (pathlib.Path(__file__).parent / 'mended').exists(), 'not yet'\n"
         "def test_crashes():\n"
@@ -245,18 +208,29 @@ def test_tests_are_rows_and_those_that_passed_are_not_run_again(tmp_path):
     }
 
 
+def test_another_device_stands_for_the_gpu():
+    """Where a test asks for the fixture `cuda`; all others are made as they are."""
+    request = SimpleNamespace(config=SimpleNamespace(getoption=lambda _: "cpu"))
+    asked = SimpleNamespace(argname="cuda", cached_result=None, cache_key=lambda _: None)
+    device = outcomes.pytest_fixture_setup(asked, request)
+    assert device == torch.device("cpu")
+    assert outcomes.pytest_fixture_setup(SimpleNamespace(argname="tmp_path"), request) is None
+
+
 def test_a_tool_that_finds_something_is_a_fault(tmp_path, monkeypatch):
-    """By stand-ins for NVIDIA's: one runs what it is given, one has found something in it."""
+    """By stand-ins for NVIDIA's: one looks at what it is given, one has found something in it."""
     tool = tmp_path / "compute-sanitizer"
     problem = REHEARSAL.problem("RMSNorm", REHEARSAL.tiny)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     notes = []
-    for script in ('shift 4; exec "$@"', "echo '========= ERROR SUMMARY: 3 errors'; exit 9"):
+    looks = "shift 4; \"$1\" -c \"compile(__import__('sys').argv[1], '', 'exec')\" \"$3\""
+    for script in (looks, "echo '========= ERROR SUMMARY: 3 errors'; exit 9"):
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
         (row,) = sanitize(problem, "memcheck", REHEARSAL)
         notes.append(row.note)
     assert notes == ["", "memcheck ends with status 9: ========= ERROR SUMMARY: 3 errors"]
+    run_once("RMSNorm", "cpu", *map(str, problem.sizes))
 
 
 def test_rows_that_are_no_success():
@@ -286,8 +260,9 @@ def test_rows_that_are_no_success():
 def timed(op: str, library: str, median: float, phase: str = "forward", **facts) -> TimeRow:
     plan = DayPlan()
     sizes = facts.pop("sizes", plan.problem(op, plan.main).sizes)
-    times = Times(median, median, median, 5)
-    return TimeRow(op, sizes, "bfloat16", phase, library, library, 0, times, **facts)
+    facts = {"seconds": Times(median, median, median, 5), "dtype": "bfloat16", **facts}
+    names = {"contender": library, "library": library}
+    return TimeRow(op=op, sizes=sizes, phase=phase, round=0, **names, **facts)
 
 
 def test_goals_are_held_beside_what_was_found(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -18,11 +18,10 @@ from rich.text import Text
 
 from fastweights.cli.progress import WIDE
 from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
-from fastweights.lab.bench.machine import commit
+from fastweights.lab.bench.machine import Ceilings, commit
 from fastweights.lab.bench.mesa import MesaPlan, run_mesa
 from fastweights.lab.bench.ops import OpsPlan, run_ops, run_scaling
-from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.targets import open_report
+from fastweights.lab.bench.report import Report, open_report
 from fastweights.lab.bench.timing import Budget
 from fastweights.lab.bench.training import TrainPlan, run_training
 from fastweights.render.plots import png
@@ -93,7 +92,14 @@ def _bench(chosen: Namespace, console: Console, measure: Measure) -> None:
     device = torch.device("cpu")
     path = chosen.out or _default_path(chosen)
     settings = {"quick": chosen.quick}
-    report = open_report(chosen.target, path, settings, device, _Live(console), quick=chosen.quick)
+    report = open_report(
+        chosen.target,
+        path,
+        settings,
+        device,
+        _Live(console),
+        lambda: asdict(Ceilings.measure_now(device, quick=chosen.quick)),
+    )
     measure(report, device)
     if not console.is_terminal:
         console.width = WIDE

@@ -22,7 +22,7 @@ from fastweights.lab.bench.linearized import (
     memory_ratio,
     plot_generation,
 )
-from fastweights.lab.bench.targets import open_report
+from fastweights.lab.bench.report import open_report
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
@@ -157,7 +157,7 @@ def bench(chosen: Namespace, console: Console) -> None:
     path = chosen.out or chosen.model / "bench.json"
     settings = {"model": chosen.model.name, "prompt": chosen.prompt, "seconds": chosen.seconds}
     report = open_report(
-        "generation", path, settings, model.device, lambda row: _show(console, row), quick=True
+        "generation", path, settings, model.device, lambda row: _show(console, row)
     )
     for batch in chosen.batches:
         group = f"batch {batch}, {', '.join(map(str, chosen.tokens))} tokens"

@@ -16,6 +16,11 @@ Inputs = dict[str, Tensor]
 TensorFunction = Callable[[Inputs], Tensor]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that rows have of a dtype, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 class Phase(Enum):
     """The part of a function that is timed."""
 

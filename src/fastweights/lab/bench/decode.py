@@ -27,9 +27,11 @@ from fastweights.lab.bench.timing import (
     Budget,
     Failure,
     Function,
+    TimedRow,
     Times,
     clock_of,
     time_in_turn,
+    timed,
 )
 from fastweights.methods import evaluate
 from fastweights.mixers import MIXERS
@@ -92,13 +94,12 @@ class DecodePlan:
         return 64 if self.quick else CONTEXT
 
 
-@dataclass(frozen=True)
-class StepRow:
+@dataclass(frozen=True, kw_only=True)
+class StepRow(TimedRow):
     """The time of one token through a rule (level "recurrence"), a mixer (projections included) or
-    a model.
+    a model, compared with ours.
 
     Attributes:
-        ratio: Its time / ours.
         floor: Seconds in which the machine's bandwidth reads the weights once and the state twice
             (read, written).
         gemm: For a model, FLOPs of its products / seconds / the machine's rate, which limits many
@@ -110,13 +111,9 @@ class StepRow:
     sizes: str
     contender: str
     library: str
-    seconds: Times | None
-    spread: float | None
-    ratio: float | None
     floor: float | None
     over_floor: float | None
     gemm: float | None
-    note: str
 
 
 @dataclass(frozen=True)
@@ -350,7 +347,6 @@ def _rows(
 ) -> Iterator[StepRow]:
     callable_ = {name: f for name, f in functions.items() if not isinstance(f, Failure)}
     times = time_in_turn(callable_, clock_of(device), plan.budget)
-    first = times["fastweights"]
     ceilings = Ceilings.of(report.ceilings)
     floor, products = moved.bytes / ceilings.bandwidth, moved.flops / ceilings.gemm(torch.float32)
     libraries = {"fastweights": "fastweights", COMPILED: "fastweights"} | {
@@ -365,13 +361,10 @@ def _rows(
             sizes=sizes,
             contender=name,
             library=libraries.get(name, "torch"),
-            seconds=taken,
-            spread=taken.spread if taken else None,
-            ratio=taken.median / first.median if taken and isinstance(first, Times) else None,
             floor=floor if ours else None,
             over_floor=taken.median / floor if taken and ours else None,
             gemm=products / taken.median if taken and ours and products else None,
-            note=found.reason if isinstance(found, Failure) else "",
+            **timed(found, times["fastweights"]),
         )
 
 

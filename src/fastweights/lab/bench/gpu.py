@@ -10,7 +10,15 @@ from functools import reduce
 import torch
 
 from fastweights.lab.bench.cases import OURS, RecurrenceCase
-from fastweights.lab.bench.contenders import Case, Implementation, Inputs, Phase, Sizes, bind
+from fastweights.lab.bench.contenders import (
+    Case,
+    Implementation,
+    Inputs,
+    Phase,
+    Sizes,
+    bind,
+    dtype_name,
+)
 from fastweights.lab.bench.ops import Errors, errors_on
 from fastweights.lab.bench.timing import Failure
 from fastweights.methods import evaluate
@@ -72,7 +80,7 @@ def _check_kernel(
     return CheckRow(
         op=case.name,
         sizes=sizes,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         device=next(iter(inputs.values())).device.type,
         contender=contender.name,
         auto=auto,
@@ -108,4 +116,4 @@ def _state_dtype(case: Case, inputs: Inputs) -> str:
     with torch.no_grad():
         _, state = evaluate(case.record(inputs))
     numbers = [s.dtype for s in state_parts(state) if s.dtype != torch.long]
-    return str(reduce(torch.promote_types, numbers)).removeprefix("torch.")
+    return dtype_name(reduce(torch.promote_types, numbers))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,6 +27,10 @@ PACKAGES = (
     "mamba-ssm",
     "xlstm",
     "numpy",
+    "onnx",
+    "onnxruntime",
+    "torchao",
+    "vllm",
 )
 
 
@@ -100,12 +104,6 @@ class Ceilings:
             bf16=_gemm_rate(device, size, torch.bfloat16),
             bandwidth=_copy_rate(device, 1 << (24 if quick else 28)),
         )
-
-
-def provenance() -> dict[str, Any]:
-    """Return what the rows of a measurement on this CPU are kept with, as JSON has it."""
-    machine = asdict(Machine.here(torch.device("cpu")))
-    return {"commit": commit(), "machine": machine, "versions": versions()}
 
 
 def versions() -> dict[str, str]:

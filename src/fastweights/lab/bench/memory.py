@@ -1,4 +1,4 @@
-"""Peak memory of one contender's forward and backward on a CPU.
+"""Peak memory of a call on a CPU, such as a contender's forward and backward.
 
 It is how much the largest resident size of a fresh process grows beyond what it holds with the
 inputs drawn and the libraries' threads and tables warmed up on a short sequence. Nothing that an
@@ -11,7 +11,9 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -47,9 +49,20 @@ def peak_bytes(task: MemoryTask, seconds: float) -> int | None:
 
     None if it fails or takes longer than `seconds`.
     """
+    return peak_growth(partial(_ready, task), seconds)
+
+
+def peak_growth(prepare: Callable[[], Callable[[], object]], seconds: float = 3600.0) -> int | None:
+    """Return by how many bytes a call makes a fresh process grow, at its peak.
+
+    None if it fails or takes longer than `seconds`.
+
+    Args:
+        prepare: Is pickled, and returns the call in the process, which has all else by then.
+    """
     _FORKS.set_forkserver_preload(["fastweights.lab.bench.memory"])
     receiver, sender = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_report_growth, args=(task, sender))
+    process = _FORKS.Process(target=_report_growth, args=(prepare, sender))
     process.start()
     sender.close()
     try:
@@ -66,16 +79,20 @@ def _case(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def _report_growth(task: MemoryTask, sender: Connection) -> None:
+def _ready(task: MemoryTask) -> Callable[[], object]:
     torch.set_num_threads(task.threads)
     cpu = torch.device("cpu")
     short = replace(task, sizes=task.sizes._replace(t=min(task.sizes.t, WARM_TOKENS)))
     warm = short.inputs(cpu)
     bind(task.run(warm), warm, task.phase)()
     inputs = task.inputs(cpu)
-    function = bind(task.run(inputs), inputs, task.phase)
+    return bind(task.run(inputs), inputs, task.phase)
+
+
+def _report_growth(prepare: Callable[[], Callable[[], object]], sender: Connection) -> None:
+    call = prepare()
     before = _largest()
-    function()
+    call()
     sender.send(_largest() - before)
 
 

@@ -23,9 +23,11 @@ from fastweights.lab.bench.timing import (
     Budget,
     Failure,
     Function,
+    TimedRow,
     Times,
     clock_of,
     time_in_turn,
+    timed,
 )
 from fastweights.methods import evaluate
 from fastweights.mixers.mesa import use_solver
@@ -71,16 +73,15 @@ class MesaPlan:
         return QUICK_SIZES if self.quick else KERNEL_SIZES
 
 
-@dataclass(frozen=True)
-class SolveRow:
-    """The mean steps per token of one solver on one record, and the error of o against float64."""
+@dataclass(frozen=True, kw_only=True)
+class SolveRow(TimedRow):
+    """The time of one solver on one record, compared with all fixed steps; its mean steps per
+    token, and the error of o against float64."""
 
     contender: str
     phase: str
-    seconds: Times | None
     steps: float
     error: float
-    note: str
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,9 @@ def _solve_rows(plan: MesaPlan, sizes: Sizes, phase: Phase, device: torch.device
     rows = []
     for name, case in cases.items():
         steps, error = _quality(case, {n: x[:, :COUNTED] for n, x in inputs.items()})
-        times = found[name]
-        seconds, note = (times, "") if isinstance(times, Times) else (None, times.reason)
-        rows.append(SolveRow(name, phase.value, seconds, steps, error, note))
+        fields = timed(found[name], found[f"{STEPS} steps"])
+        row = SolveRow(contender=name, phase=phase.value, steps=steps, error=error, **fields)
+        rows.append(row)
     return rows
 
 

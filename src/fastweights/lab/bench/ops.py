@@ -20,12 +20,21 @@ from fastweights.lab.bench.contenders import (
     TensorFunction,
     Work,
     bind,
+    dtype_name,
     gradients,
 )
 from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.memory import MemoryTask, peak_bytes
 from fastweights.lab.bench.report import Report
-from fastweights.lab.bench.timing import Budget, Failure, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Budget,
+    Failure,
+    TimedRow,
+    Times,
+    clock_of,
+    time_in_turn,
+    timed,
+)
 
 MATRIX_SIZES = (Sizes(1, 2048, 8, 64, 64), Sizes(1, 2048, 8, 128, 128), Sizes(4, 2048, 16, 64, 64))
 CHANNEL_SIZES = (Sizes(1, 2048, 1024, 1, 1), Sizes(4, 2048, 1024, 1, 1))
@@ -84,14 +93,12 @@ class OpsPlan:
         return case.sizes(MATRIX_SIZES, CHANNEL_SIZES)
 
 
-@dataclass(frozen=True)
-class OpRow:
-    """The results of one implementation on one case.
+@dataclass(frozen=True, kw_only=True)
+class OpRow(TimedRow):
+    """The results of one implementation on one case, compared with the kernel that `Auto()` takes.
 
     Attributes:
         auto: Whether `Auto()` takes this kernel.
-        seconds: Time per call; None where it failed, which `note` explains.
-        ratio: Its time / that of the kernel that `Auto()` takes.
         gemm: The case's FLOPs / seconds / the machine's rate of matrix products, if it computes the
             case.
         bandwidth: The case's bytes / seconds / the machine's bandwidth, likewise.
@@ -106,15 +113,11 @@ class OpRow:
     contender: str
     library: str
     auto: bool
-    seconds: Times | None
-    spread: float | None
-    ratio: float | None
     gemm: float | None
     bandwidth: float | None
     error: float | None
     gradient_error: float | None
     peak_bytes: int | None
-    note: str
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,9 @@ def run_ops(report: Report, plan: OpsPlan, device: torch.device) -> None:
 
 def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: torch.device) -> None:
     """Measure all contenders on one case and size: two groups of rows."""
-    groups = {phase: f"{case.name} {sizes} {_short(plan.dtype)} {phase.value}" for phase in Phase}
+    groups = {
+        phase: f"{case.name} {sizes} {dtype_name(plan.dtype)} {phase.value}" for phase in Phase
+    }
     if all(map(report.has, groups.values())):
         return
     inputs = case.inputs(sizes, plan.dtype, device)
@@ -169,10 +174,9 @@ def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: tor
     for phase, group in groups.items():
         if not report.has(group):
             times = time_implementations(contenders, inputs, phase, plan.budget, device)
-            measured = _RowBuilder(case, sizes, plan, phase, inputs, errors)
-            report.add(
-                group, list(measured.rows(contenders, times, Ceilings.of(report.ceilings), device))
-            )
+            ceilings = Ceilings.of(report.ceilings)
+            made = _Rows(case, sizes, plan, phase, inputs, errors, ceilings, device)
+            report.add(group, list(made.of(contenders, times)))
 
 
 def run_scaling(report: Report, plan: OpsPlan, device: torch.device) -> None:
@@ -256,29 +260,26 @@ def load(contender: Implementation) -> TensorFunction | Failure:
         return Failure.of(error)
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _join_notes(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
+def _share(work: float, times: Times | None, rate: float) -> float | None:
+    """The rate at which work was done, as a fraction of the machine's."""
+    return work / times.median / rate if times and work else None
 
 
 @dataclass(frozen=True)
-class _RowBuilder:
+class _Rows:
+    """The rows of one phase of a case."""
+
     case: Case
     sizes: Sizes
     plan: OpsPlan
     phase: Phase
     inputs: Inputs
     errors: dict[str, Errors]
+    ceilings: Ceilings
+    device: torch.device
 
-    def rows(
-        self,
-        contenders: Sequence[Implementation],
-        times: dict[str, Times | Failure],
-        ceilings: Ceilings,
-        device: torch.device,
+    def of(
+        self, contenders: Sequence[Implementation], times: dict[str, Times | Failure]
     ) -> Iterator[OpRow]:
         # the first kernel may take no gradients, and the next of ours then has this phase
         ours = [c for c in contenders if c.library == contenders[0].library]
@@ -287,43 +288,34 @@ class _RowBuilder:
         first = times[contender_key(taken)]
         for contender in contenders:
             found = times[contender_key(contender)]
-            yield self._row(contender, found, first, ceilings, device, auto=contender is taken)
+            yield self._row(contender, found, first, auto=contender is taken)
 
     def _row(
         self,
         contender: Implementation,
         found: Times | Failure,
         first: Times | Failure,
-        ceilings: Ceilings,
-        device: torch.device,
         *,
         auto: bool,
     ) -> OpRow:
         times = found if isinstance(found, Times) else None
-        work = self._work() if times and contender.exact else None
+        work = self._work() if contender.exact else Work(0.0, 0.0)
         errors = self.errors[contender.name]
         return OpRow(
             op=self.case.name,
             sizes=self.sizes,
-            dtype=_short(self.plan.dtype),
-            device=device.type,
+            dtype=dtype_name(self.plan.dtype),
+            device=self.device.type,
             phase=self.phase.value,
             contender=contender.name,
             library=contender.library,
             auto=auto,
-            seconds=times,
-            spread=times.spread if times else None,
-            ratio=times.median / first.median if times and isinstance(first, Times) else None,
-            gemm=work.flops / times.median / ceilings.gemm(self.plan.dtype)
-            if times and work and work.flops
-            else None,
-            bandwidth=work.bytes / times.median / ceilings.bandwidth if times and work else None,
+            gemm=_share(work.flops, times, self.ceilings.gemm(self.plan.dtype)),
+            bandwidth=_share(work.bytes, times, self.ceilings.bandwidth),
             error=errors.output,
             gradient_error=errors.gradients,
             peak_bytes=self._peak(contender) if times else None,
-            note=found.reason
-            if isinstance(found, Failure)
-            else _join_notes(contender.note, errors.reason),
+            **timed(found, first, "; ".join(filter(None, (contender.note, errors.reason)))),
         )
 
     def _work(self) -> Work:

@@ -11,7 +11,7 @@ import torch
 
 from fastweights.kernels.triton.chips import Chip
 from fastweights.lab.bench.cases import CASES
-from fastweights.lab.bench.contenders import Case, Inputs, Sizes
+from fastweights.lab.bench.contenders import Case, Inputs, Sizes, dtype_name
 from fastweights.lab.bench.offline import Compiled, Launch, Log, offline
 
 META = torch.device("meta")
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
     def __str__(self) -> str:
-        return f"{self.name} {self.sizes} {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.name} {self.sizes} {dtype_name(self.dtype)}"
 
     @property
     def case(self) -> Case:

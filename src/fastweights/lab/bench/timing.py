@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import quantiles
+from typing import Any
 
 import torch
 
@@ -52,6 +53,30 @@ class Failure:
     def of(cls, error: Exception) -> Failure:
         lines = str(error).strip().splitlines() or ["(no message)"]
         return cls(f"{type(error).__name__}: {lines[0]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow:
+    """The time of one contender.
+
+    Attributes:
+        seconds: Time per call; None where it failed, which `note` explains.
+        spread: (high - low) / median.
+        ratio: Its time / that of the contender it is compared with.
+    """
+
+    seconds: Times | None = None
+    spread: float | None = None
+    ratio: float | None = None
+    note: str = ""
+
+
+def timed(found: Times | Failure, first: Times | Failure | None, note: str = "") -> dict[str, Any]:
+    """Return the fields of a `TimedRow`, compared with `first`."""
+    if isinstance(found, Failure):
+        return {"note": found.reason}
+    ratio = found.median / first.median if isinstance(first, Times) else None
+    return {"seconds": found, "spread": found.spread, "ratio": ratio, "note": note}
 
 
 @dataclass(frozen=True)

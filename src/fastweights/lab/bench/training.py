@@ -14,11 +14,12 @@ from torch import nn
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import (
     Budget,
-    Failure,
     Function,
+    TimedRow,
     Times,
     clock_of,
     time_in_turn,
+    timed,
 )
 from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
@@ -68,23 +69,15 @@ class TrainPlan:
         return found
 
 
-@dataclass(frozen=True)
-class TrainRow:
-    """The time of forward, backward and optimiser step on one batch.
-
-    Attributes:
-        ratio: Its time / eager's.
-    """
+@dataclass(frozen=True, kw_only=True)
+class TrainRow(TimedRow):
+    """The time of forward, backward and optimiser step on one batch, compared with eager's."""
 
     mixer: str
     contender: str
     parameters: int
     tokens: int
-    seconds: Times | None
-    spread: float | None
     tokens_per_second: float | None
-    ratio: float | None
-    note: str
 
 
 def run_training(report: Report, plan: TrainPlan, device: torch.device) -> None:
@@ -130,8 +123,16 @@ def _train_rows(name: str, plan: TrainPlan, device: torch.device) -> list[TrainR
         with suppress(Exception):  # it compiles; what fails fails again where that is reported
             functions["torch.compile"]()
     times = time_in_turn(functions, clock_of(device), plan.budget)
+    tokens = plan.batch * plan.length
     return [
-        _row(name, who, found, times["eager"], _parameters(config), plan)
+        TrainRow(
+            mixer=name,
+            contender=who,
+            parameters=_parameters(config),
+            tokens=tokens,
+            tokens_per_second=tokens / found.median if isinstance(found, Times) else None,
+            **timed(found, times["eager"]),
+        )
         for who, found in times.items()
     ]
 
@@ -151,20 +152,3 @@ def _step(
             optimizer.zero_grad()
 
     return step
-
-
-def _row(
-    name: str,
-    who: str,
-    found: Times | Failure,
-    eager: Times | Failure,
-    parameters: int,
-    plan: TrainPlan,
-) -> TrainRow:
-    tokens = plan.batch * plan.length
-    if isinstance(found, Failure):
-        return TrainRow(name, who, parameters, tokens, None, None, None, None, found.reason)
-    ratio = found.median / eager.median if isinstance(eager, Times) else None
-    return TrainRow(
-        name, who, parameters, tokens, found, found.spread, tokens / found.median, ratio, ""
-    )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chips import CHIPS
 from fastweights.kernels.triton.launch import launch_with
-from fastweights.lab.bench.contenders import Inputs, Sizes, TensorFunction
+from fastweights.lab.bench.contenders import Inputs, Sizes, TensorFunction, dtype_name
 from fastweights.lab.bench.day.jobs import RowGroup
 from fastweights.lab.bench.day.plan import FAMILIES, DayPlan, draw
 from fastweights.lab.bench.day.rows import MachineRow, RepeatRow, WarmRow
@@ -52,7 +52,7 @@ def warm(problem: Problem, plan: DayPlan, variant: str = AS_IS) -> Iterator[Warm
     with VARIANTS[variant](), _compiling(plan) as kernels:
         count = kernels(problem)
     yield WarmRow(
-        problem.name, problem.sizes, _short(problem.dtype), variant, count, monotonic() - start
+        problem.name, problem.sizes, dtype_name(problem.dtype), variant, count, monotonic() - start
     )
 
 
@@ -96,7 +96,7 @@ def repeat(problem: Problem, plan: DayPlan) -> Iterator[RepeatRow]:
             again = _results(run, inputs, upstream)
             differs |= {n for n, x in first.items() if not torch.equal(x, again[n])}
     yield RepeatRow(
-        problem.name, problem.sizes, _short(problem.dtype), plan.repeats, tuple(sorted(differs))
+        problem.name, problem.sizes, dtype_name(problem.dtype), plan.repeats, tuple(sorted(differs))
     )
 
 
@@ -126,8 +126,4 @@ def checked(family: str, plan: DayPlan) -> Iterator[RowGroup]:
         for dtype in plan.dtypes:
             for shape, sizes in shapes.items():
                 work = partial(check, name, sizes, dtype, plan)
-                yield RowGroup(f"check {name} {shape} {_short(dtype)}", work)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+                yield RowGroup(f"check {name} {shape} {dtype_name(dtype)}", work)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -24,7 +24,14 @@ from fastweights.lab.bench.day.variants import AS_IS, OF, VARIANTS
 from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.problems import Problem
 from fastweights.lab.bench.report import Header, Report
-from fastweights.lab.bench.timing import Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+    timed,
+)
 
 if TYPE_CHECKING:
     from fastweights.lab.bench.decode import StepRow
@@ -45,9 +52,14 @@ def compare_variants(problem: Problem, plan: DayPlan) -> Iterator[VariantRow]:
         working = {v: call for v, call in calls.items() if not isinstance(results[v], Failure)}
         times = time_in_turn(working, clock_of(plan.place), plan.budget)
         for variant in OF[name]:
-            found = times.get(variant, results[variant])
-            row = VariantRow(name, phase.value, variant, None, None, None)
-            yield _compared(row, found, times.get(AS_IS), results[variant], results[AS_IS])
+            found: Any = times.get(variant, results[variant])
+            yield VariantRow(
+                op=name,
+                phase=phase.value,
+                variant=variant,
+                difference=_distance(found, results[variant], results[AS_IS]),
+                **timed(found, times.get(AS_IS)),
+            )
 
 
 def _inside(variant: str, call: Function) -> object:
@@ -64,15 +76,11 @@ def _result(call: Function) -> list[Tensor] | Failure:
     return [x for x in found if x is not None]
 
 
-def _compared(row: VariantRow, found: Any, first: Any, result: Any, wanted: Any) -> VariantRow:
-    if isinstance(found, Failure):
-        return replace(row, note=found.reason)
-    ratio = found.median / first.median if isinstance(first, Times) else None
-    difference = None
-    if not isinstance(wanted, Failure):
-        pairs = zip(result, wanted, strict=True)
-        difference = max(_difference(a.float(), b.float()) for a, b in pairs)
-    return replace(row, seconds=found, ratio=ratio, difference=difference)
+def _distance(found: Times | Failure, result: Any, wanted: Any) -> float | None:
+    """How far results are from those wanted; None where there are none of either."""
+    if isinstance(found, Failure) or isinstance(wanted, Failure):
+        return None
+    return max(_difference(a.float(), b.float()) for a, b in zip(result, wanted, strict=True))
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastweights.lab.bench.contenders import Sizes
 from fastweights.lab.bench.ops import NO_GRADIENTS
-from fastweights.lab.bench.timing import Times
+from fastweights.lab.bench.timing import TimedRow
 
 Row = dict[str, Any]
 NAMES = (
@@ -88,9 +88,9 @@ class ToolRow:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class TimeRow:
-    """The time of one phase of one implementation.
+@dataclass(frozen=True, kw_only=True)
+class TimeRow(TimedRow):
+    """The time of one phase of one implementation, compared with none.
 
     Attributes:
         round: 0 or 1: each is measured twice
@@ -108,14 +108,11 @@ class TimeRow:
     contender: str
     library: str
     round: int
-    seconds: Times | None
-    spread: float | None = None
     peak_bytes: int | None = None
     bandwidth: float | None = None
     host: float | None = None
     kernels: dict[str, float] = field(default_factory=dict)
     wrong: bool = False
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,19 +129,16 @@ class ResidualRow:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class VariantRow:
-    """A kernel launched otherwise: its time over that of the kernel as it is, and how far its
-    results are from those.
+@dataclass(frozen=True, kw_only=True)
+class VariantRow(TimedRow):
+    """A kernel launched otherwise, compared with the kernel as it is, and how far its results are
+    from those.
     """
 
     op: str
     phase: str
     variant: str
-    seconds: Times | None
-    ratio: float | None
-    difference: float | None
-    note: str = ""
+    difference: float | None = None
 
 
 @dataclass(frozen=True)

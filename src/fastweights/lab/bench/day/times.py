@@ -10,7 +10,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fastweights.lab.bench.cases import mesa_case
-from fastweights.lab.bench.contenders import Implementation, Inputs, Phase, Sizes, TensorFunction
+from fastweights.lab.bench.contenders import (
+    Implementation,
+    Inputs,
+    Phase,
+    Sizes,
+    TensorFunction,
+    dtype_name,
+)
 from fastweights.lab.bench.day.plan import DayPlan, draw
 from fastweights.lab.bench.day.rows import ResidualRow, TimeRow
 from fastweights.lab.bench.day.tuning import short_tuning
@@ -18,7 +25,14 @@ from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.ops import errors_on
 from fastweights.lab.bench.peers import is_miscompiled, mesa_in_steps
 from fastweights.lab.bench.problems import Problem
-from fastweights.lab.bench.timing import Failure, Function, Times, clock_of, time_in_turn
+from fastweights.lab.bench.timing import (
+    Failure,
+    Function,
+    Times,
+    clock_of,
+    time_in_turn,
+    timed,
+)
 from fastweights.recurrence import ConjugateGradient
 
 FORWARD, BACKWARD, REPLAY = "forward", "backward", "forward, graph replay"
@@ -105,28 +119,27 @@ class _Timing:
                     yield replace(row, peak_bytes=peaks[contender.name], **extra)
 
     def _row(self, contender: Implementation, turn: int) -> TimeRow:
-        problem, dtype = self.problem, str(self.problem.dtype).removeprefix("torch.")
+        problem = self.problem
         wrong = self.phase == BACKWARD and is_miscompiled(contender, self.plan.place)
         return TimeRow(
-            problem.name,
-            problem.sizes,
-            dtype,
-            self.phase,
-            contender.name,
-            contender.library,
-            turn,
-            None,
+            op=problem.name,
+            sizes=problem.sizes,
+            dtype=dtype_name(problem.dtype),
+            phase=self.phase,
+            contender=contender.name,
+            library=contender.library,
+            round=turn,
             wrong=wrong,
         )
 
     def _timed(
         self, contender: Implementation, turn: int, found: Times | Failure, inputs: Inputs
     ) -> TimeRow:
-        row = self._row(contender, turn)
+        row = replace(self._row(contender, turn), **timed(found, None))
         if isinstance(found, Failure):
-            return replace(row, note=found.reason)
+            return row
         rate = self._bytes(inputs) / found.median / self.ceilings.bandwidth
-        return replace(row, seconds=found, spread=found.spread, bandwidth=rate)
+        return replace(row, bandwidth=rate)
 
     def _bytes(self, inputs: Inputs) -> float:
         """The least that this phase reads and writes."""

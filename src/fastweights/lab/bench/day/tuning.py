@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fastweights.kernels.triton.launch import is_installed
-from fastweights.lab.bench.contenders import Phase, bind
+from fastweights.lab.bench.contenders import Phase, bind, dtype_name
 from fastweights.lab.bench.day.plan import DayPlan, draw
 from fastweights.lab.bench.day.rows import WarmRow
 from fastweights.lab.bench.peers import FLA
@@ -41,7 +41,7 @@ def compile_peers(name: str, share: int, plan: DayPlan) -> Iterator[WarmRow]:
     with _compiling(share, SHARES[name]) as compiled:
         for peer in peers:
             bind(peer.load(), inputs, Phase.BOTH)()
-    dtype = str(problem.dtype).removeprefix("torch.")
+    dtype = dtype_name(problem.dtype)
     variant, seconds = f"{FLA} {share + 1}/{SHARES[name]}", monotonic() - start
     yield WarmRow(name, problem.sizes, dtype, variant, len(compiled), seconds)
 
