@@ -25,18 +25,18 @@ def versions() -> str:
 
 
 def theirs() -> str:
-    """A line per family of transformers for each law that one of them does not hold."""
-    return _matrix(rows_of("check", kind="transformers"))
-
-
-def patched() -> str:
-    """The same of patched models."""
-    return _matrix(rows_of("check", kind="patched"))
+    """Families of transformers, as they are → patched where that differs."""
+    plain, patched = _of("transformers"), {row["family"]: row for row in _of("patched")}
+    return _matrix(plain, [patched[row["family"]] for row in plain])
 
 
 def ours() -> str:
     """The same of our mixers."""
-    return _matrix(rows_of("check", kind="ours"))
+    return _matrix(_of("ours"))
+
+
+def _of(kind: str) -> list[Row]:
+    return rows_of("check", kind=kind)
 
 
 def fla() -> str:
@@ -47,24 +47,36 @@ def fla() -> str:
     return "\n\n".join([f"{origin('check_fla')}.", asked, *left])
 
 
-def _matrix(rows: list[Row]) -> str:
-    verdicts = [{one["law"]: one for one in row["findings"]} for row in rows]
-    tried = [law.name for law in LAWS if law.name in verdicts[0]]
-    names = [name for name in tried if not all(_holds(found[name]) for found in verdicts)]
-    lines = (
-        [f"`{row['family']}`", *(_cell(found[name]) for name in names)]
-        for row, found in zip(rows, verdicts, strict=True)
-    )
-    kept = [name for name in tried if name not in names and _asked(name, verdicts)]
-    return f"{table(('', *names), lines)}\n\nAll hold: {', '.join(kept)}."
+def _matrix(rows: list[Row], changed: list[Row] | None = None) -> str:
+    """A line for all families with the same verdicts, a column for each law that some break."""
+    before, after = _verdicts(rows), _verdicts(changed or rows)
+    tried = [law.name for law in LAWS if law.name in before[0]]
+    by_law = {
+        name: [_change(_cell(a[name]), _cell(b[name])) for a, b in zip(before, after, strict=True)]
+        for name in tried
+    }
+    held = [name for name in tried if set(by_law[name]) <= {"✓", ""} and "✓" in by_law[name]]
+    refused = [name for name in tried if set(by_law[name]) == {SHORT["refused"]}]
+    shown = [name for name in tried if set(by_law[name]) - {"✓", "", SHORT["refused"]}]
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for n, row in enumerate(rows):
+        lines.setdefault(tuple(by_law[name][n] for name in shown), []).append(row["family"])
+    said = [f"All hold: {', '.join(held)}.", f"All refuse: {', '.join(refused)}."]
+    body = ([_joined(names), *cells] for cells, names in lines.items())
+    return "\n\n".join([table(("", *shown), body), *said[: 1 + bool(refused)]])
 
 
-def _holds(finding: Row) -> bool:
-    return finding["verdict"] in ("holds", "not asked")
+def _joined(names: list[str]) -> str:
+    """The names, or how many they are where no reader looks for one."""
+    return f"{len(names)} families" if len(names) > 30 else ", ".join(f"`{n}`" for n in names)
 
 
-def _asked(name: str, verdicts: list[dict[str, Row]]) -> bool:
-    return any(found[name]["verdict"] == "holds" for found in verdicts)
+def _verdicts(rows: list[Row]) -> list[dict[str, Row]]:
+    return [{one["law"]: one for one in row["findings"]} for row in rows]
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
 
 
 def _cell(finding: Row) -> str:
@@ -74,7 +86,7 @@ def _cell(finding: Row) -> str:
 def _failure(finding: Row) -> str:
     by = "raises" if finding["reason"] else "not finite"
     difference = finding["difference"]
-    return f"**{by if difference is None else f'{difference:.0e}'}** ({finding['example']})"
+    return f"**{by if difference is None else f'{difference:.0e}'}**"
 
 
 def reasons() -> str:
@@ -83,15 +95,17 @@ def reasons() -> str:
 
 
 def _reasons() -> Iterator[str]:
-    said: dict[tuple[str, str], list[str]] = {}
+    who: dict[str, dict[str, None]] = {}
+    laws: dict[str, dict[str, None]] = {}
     for row in rows_of("check"):
         for finding in row["findings"]:
             if finding["reason"] and finding["verdict"] != "not asked":
-                who = f"`{row['family']}`" + (", patched" if row["kind"] == "patched" else "")
-                said.setdefault((finding["reason"], finding["law"]), []).append(who)
-    everyone = len(rows_of("check", kind="ours"))
-    for (reason, law), who in said.items():
-        yield f"- {law}: {reason}: {'all of ours' if len(who) == everyone else '; '.join(who)}"
+                reason = finding["reason"].replace(f" {row['family']} ", " … ")
+                name = "ours" if row["kind"] == "ours" else f"`{row['family']}`"
+                who.setdefault(reason, {})[name] = None
+                laws.setdefault(reason, {})[finding["law"]] = None
+    for reason, names in who.items():
+        yield f"- {', '.join(names)}: {reason} ({', '.join(laws[reason])})"
 
 
 PAGE = Page(
@@ -101,7 +115,6 @@ PAGE = Page(
             "laws": laws,
             "versions": versions,
             "theirs": theirs,
-            "patched": patched,
             "fla": fla,
             "ours": ours,
             "reasons": reasons,

@@ -5,52 +5,55 @@ from __future__ import annotations
 from fastweights.render.markdown import table
 from pages.page import Row, rows_of
 
-ACTS = {
-    "read": "512 tokens read",
-    "learn": "forward and backward",
-    "decode": "32 tokens decoded",
-}
+ACTS = ("read", "learn", "decode")
 
 
 def models() -> str:
-    """Models in bfloat16 beside float32."""
+    """Milliseconds of models in float32, bfloat16 and, where measured, under autocast."""
     rows = [
-        [row["name"], said, *_model(row[act])]
+        [row["name"], *(_model(row[act]) for act in ACTS)]
         for row in rows_of("bfloat16", part="model")
-        for act, said in ACTS.items()
     ]
-    return table(["mixer", "", "float32", "bfloat16", "×", "autocast"], rows)
+    columns = ("mixer", "512 tokens read", "forward and backward", "32 tokens decoded")
+    return table(columns, rows)
 
 
-def _model(found: Row) -> list[str]:
-    wide, narrow = found["float32"], found["bfloat16"]
-    autocast = _ms(found["autocast"]) if "autocast" in found else ""
-    return [_ms(wide), _ms(narrow), f"{wide / narrow:.1f}", autocast]
+def _model(found: Row) -> str:
+    times = (found[kind] for kind in ("float32", "bfloat16", "autocast") if kind in found)
+    return " / ".join(f"{time:.3g}" for time in times)
 
 
 def streams() -> str:
-    """Streams of bfloat16 in the compiled kernels."""
+    """Milliseconds of the compiled kernels by streams, forward / forward and backward."""
     rows = [
-        [row["name"], act, *(_ms(row[act][way]) for way in ("narrow", "converted", "float32"))]
+        [
+            row["name"],
+            *(
+                " / ".join(f"{row[act][way]:.3g}" for act in ("forward", "forward and backward"))
+                for way in ("narrow", "converted", "float32")
+            ),
+        ]
         for row in rows_of("bfloat16", part="operation")
-        for act in ("forward", "forward and backward")
     ]
-    return table(["kernel", "", "bfloat16 as it is", "converted", "float32"], rows)
+    return table(["kernel", "bfloat16", "converted", "float32"], rows)
 
 
 def long_convolutions() -> str:
-    """Long convolutions of whole sequences beside plain FFTs and softmax attention."""
-    peers = ("plain FFT", "SDPA")
-    columns = ["tokens", "channels of a head", "", "ours", *(f"{peer}, ×" for peer in peers)]
+    """Long convolutions of whole sequences beside plain FFTs and softmax attention, forward /
+    forward and backward.
+    """
+    both: dict[tuple[int, int], list[Row]] = {}
+    for row in rows_of("long_convolution", group="sequences"):
+        both.setdefault((row["tokens"], row["width"]), []).append(row)
+    columns = ["tokens", "channels of a head", "ours, ms", "plain FFT, ×", "SDPA, ×"]
     rows = (
         [
-            f"{row['tokens']:,}",
-            str(row["width"]),
-            "forward and backward" if row["backward"] else "forward",
-            _ms(row["ours_ms"]),
-            *(_ratio(row, peer) for peer in peers),
+            f"{tokens:,}",
+            str(width),
+            " / ".join(f"{row['ours_ms']:.3g}" for row in found),
+            *(" / ".join(_ratio(row, peer) for row in found) for peer in TOKEN_PEERS[:2]),
         ]
-        for row in rows_of("long_convolution", group="sequences")
+        for (tokens, width), found in both.items()
     )
     return table(columns, rows)
 

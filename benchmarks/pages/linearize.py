@@ -1,4 +1,4 @@
-"""docs/linearize.md: what linearized models lose and win."""
+"""docs/linearize-measured.md: what linearized models lose and win."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def recipes() -> str:
     in_order = sorted(named, key=lambda name: (teachers.index(name[0]), name[1]))
     columns = ("teacher", "recipe", "rate", "tokens", "perplexity / softmax", "share", "recalled")
     machine = f"{origin('linearize_table')}. Other programs kept it busy."
-    columns = (*columns, *_back(TABLE_BANDS), "state", "minutes", "seeds")
+    columns = (*columns, *_back(TABLE_BANDS), "state", "minutes")
     return f"{machine}\n\n{table(columns, (_recipe(named[name]) for name in in_order))}"
 
 
 def _recipe(rows: list[Row]) -> list[str]:
     """One recipe for one teacher, by its seeds."""
-    first, count = rows[0], f"{len(rows)}"
+    first = rows[0]
     state = first["state_bytes"]
     rate = "" if first["lr"] is None else f"{first['lr']:g}"
     return [
@@ -56,7 +56,6 @@ def _recipe(rows: list[Row]) -> list[str]:
         *_beside_softmax(rows, TABLE_BANDS),
         f"{state['linear'] / 2**10:.0f} KiB of {state['softmax'] / 2**10:,.0f}",
         f"{median(row['seconds'] for row in rows) / 60:.1f}",
-        count,
     ]
 
 
@@ -71,16 +70,16 @@ def ablations() -> str:
     for row in rows_of("linearize_ablations"):
         by_name.setdefault((row["teacher"], row["method"]), []).append(row)
     columns = ("teacher", "changed", "perplexity / softmax", "share", "recalled")
-    columns = (*columns, *_back(ABLATION_BANDS), "state", "seeds")
+    columns = (*columns, *_back(ABLATION_BANDS), "state")
     return table(columns, map(_ablation, by_name.values()))
 
 
 def _ablation(rows: list[Row]) -> list[str]:
-    """One change for one teacher, by its seeds."""
+    """One change for one teacher."""
     first = rows[0]
     return [
         *(first["teacher"], first["method"], *_beside_softmax(rows, ABLATION_BANDS)),
-        *(f"{first['state_bytes'] / 2**10:.0f} KiB", f"{len(rows)}"),
+        f"{first['state_bytes'] / 2**10:.0f} KiB",
     ]
 
 
@@ -115,22 +114,26 @@ def _spread(values: list[float], form: str) -> str:
     if not values:
         return "undefined"
     least, middle, largest = (form.format(x) for x in (min(values), median(values), max(values)))
-    return middle if least == largest else f"{middle} ({least} … {largest})"
+    return middle if least == largest else f"{middle} ({least}…{largest})"
 
 
 def generation() -> str:
-    columns = ("model", "sequences", "generated tokens", "seconds", "ms per token at the end")
-    return table((*columns, "state, MiB"), map(_generated, rows_of("linearize_generation")))
+    both: dict[tuple[int, int], dict[str, Row]] = {}
+    for row in rows_of("linearize_generation"):
+        both.setdefault((row["batch"], row["tokens"]), {})[row["contender"]] = row
+    columns = ("sequences", "generated tokens", "seconds", "ms per token at the end", "state, MiB")
+    return table(columns, (_generated(*size, rows) for size, rows in both.items()))
 
 
-def _generated(row: Row) -> list[str]:
+def _generated(batch: int, tokens: int, rows: dict[str, Row]) -> list[str]:
+    """The linear model / its softmax."""
+    linear, softmax = rows["linear"], rows["softmax"]
     return [
-        row["contender"],
-        f"{row['batch']}",
-        f"{row['tokens']:,}",
-        f"{row['seconds']:.1f}",
-        f"{1e3 * row['last']:.1f}",
-        f"{row['state_bytes'] / 2**20:.2f}",
+        f"{batch}",
+        f"{tokens:,}",
+        f"{linear['seconds']:.1f} / {softmax['seconds']:.1f}",
+        f"{1e3 * linear['last']:.1f} / {1e3 * softmax['last']:.1f}",
+        f"{linear['state_bytes'] / 2**20:.2f} / {softmax['state_bytes'] / 2**20:.2f}",
     ]
 
 
@@ -144,7 +147,7 @@ def generation_picture() -> bytes:
 
 
 PAGE = Page(
-    "linearize",
+    "linearize-measured",
     Stretches(
         {
             "far_machine": far_machine,

@@ -11,7 +11,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from fastweights import MIXERS, kernels
-from fastweights.analysis.tables import check_mark, conditions_of
 from fastweights.importers import FAMILIES
 from fastweights.kernels import table
 from fastweights.layers import TokenContext
@@ -21,13 +20,11 @@ from fastweights.recurrence import NoFiniteFormError, Recurrence, Signed
 from fastweights.render import markdown
 from pages.page import DOCS, Page, Stretches
 
-WIDTH, CONTEXT = 512, 2048
-"""Where states are counted."""
 PROBE, TOKENS = 64, 48
 """Where a mixer is run."""
 COLUMNS = (
-    *("mixer", "record", "numbers of a state", "decay", "λ < 0", "CPU", "GPU"),
-    *("C0", "C1", "C2", "C3", "lines", "imported from"),
+    *("mixer", "record", "decay", "λ < 0", "CPU", "GPU"),
+    "imported from",
 )
 SAME = {"delta_net": "deltanet", "mesa_net": "mesa"}
 """Model types "of the same names" as mixers, but for a stroke."""
@@ -40,12 +37,10 @@ def matrix() -> str:
 
 def _line(name: str) -> tuple[str, ...]:
     record = _record(_probe(name), TOKENS)
-    met = map(check_mark, conditions_of(name))
-    lines = len(inspect.getsource(MIXERS[name]).splitlines())
     sources = ", ".join(f"`{kind}`" for kind in importable()[name])
     runs = (_runs(name, device) for device in ("cpu", "cuda"))
-    found = (_composition(record), _state(name), _decay(name), _negative(name, record))
-    return (f"`{name}`", *found, *runs, *met, str(lines), sources)
+    found = (_composition(record), _decay(name), _negative(name, record))
+    return (f"`{name}`", *found, *runs, sources)
 
 
 def _probe(name: str) -> Mixer:
@@ -72,15 +67,6 @@ def _composition(record: Recurrence) -> str:
     return f"{name} of {_composition(inner)}" if isinstance(inner, Recurrence) else name
 
 
-def _state(name: str) -> str:
-    """Heads × numbers of each, with the default arguments."""
-    mixer = make(name, WIDTH)
-    record = _record(mixer, 1)
-    heads, grows = record.shape[2], name == "softmax"
-    each = record.state_size(CONTEXT) // heads
-    return f"{heads} × {each:,}" + (f" after {CONTEXT:,} tokens, growing" if grows else "")
-
-
 def _decay(name: str) -> str:
     """How often there is another decay, and what it is made of."""
     mixer = _probe(name)
@@ -90,9 +76,9 @@ def _decay(name: str) -> str:
         return "–"
     # Mamba's is a product with the rate of a channel
     widest = max(s.shape[-1] for n, s in found[0].items() if n in ("log_decay", "rate"))
-    kind = "complex, " if first.is_complex() else ""
-    made = "fixed" if torch.equal(first, second) else "of the token"
-    return f"{kind}{made}, per {'head' if widest == 1 else 'channel'}"
+    kind = "complex " if first.is_complex() else ""
+    made = "fixed " if torch.equal(first, second) else ""
+    return f"{kind}{made}per {'head' if widest == 1 else 'channel'}"
 
 
 def _negative(name: str, record: Recurrence) -> str:

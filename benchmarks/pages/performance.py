@@ -2,14 +2,12 @@
 
 The results are what `fastweights bench ops`, `bench ops --scaling`, `bench decode` and `bench
 train` wrote: ops.json (layers by `bench ops --only` in layers.json), scaling.json, steps.json and
-train.json. The goals beside them are the ones the project set itself.
+train.json.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
 from fastweights.render.markdown import table
@@ -20,31 +18,8 @@ from pages.page import Page, Row, Stretches, origin, results, rows_of
 OURS = "fastweights"
 
 
-@dataclass(frozen=True)
-class Goal:
-    """How many times faster than the best peer, by the compiled extension and by torch alone,
-    forward and with backward; and the part of its memory. None: no goal was set.
-    """
-
-    forward: tuple[float, float] | None = None
-    both: tuple[float, float] | None = None
-    memory: float | None = None
-
-
-GOALS = {
-    "decay none": Goal((4.5, 2), (4.5, 2), 1 / 3),
-    "decay scalar": Goal((4.5, 2), (4.5, 2), 1 / 3),
-    "delta none": Goal((4, 2), (4, 2), 1 / 4),
-    "delta scalar": Goal((4, 2), (4, 2), 1 / 4),
-    "delta vector": Goal((20, 20), (20, 20), 1 / 20),
-    "mesa 30 steps": Goal((4, 4), (4, 4), 1 / 10),
-    "scan real": Goal((3, 3), (200, 200), 1 / 2),
-    "selective scan": Goal((5, 5), (200, 200), 1 / 5),
-}
-OF_SCALAR = {"decay vector gentle": 1.3, "decay vector steep": 2.5, "decay tied": 1.3}
-SLOPE_GOAL = 1.05
-CROSSOVER_GOAL = 512
-STEP_GOALS = {"recurrence": 1.5, "model": 1.3}
+PHASES = ("forward", "forward+backward")
+USUAL_SIZES = [1, 2048, 8, 64, 64]
 OTHER_FUNCTION = "SDPA"
 COMPILED = "(compiled)"
 MARKERS = "oDv^sP*X"
@@ -65,55 +40,46 @@ def _ceilings(ceilings: dict[str, float | None]) -> str:
 
 
 def operations() -> str:
-    return _sections(rows_of("ops", type="OpRow"))
+    return _operations(rows_of("ops", type="OpRow"))
 
 
 def layers() -> str:
-    rows, header = rows_of("layers", type="OpRow"), results("layers")["header"]
-    names = " and ".join(_operations(rows))
-    return f"{_sections(rows)}\n\nThe layers {names} at commit {header['commit'][:9]}."
+    commit = results("layers")["header"]["commit"]
+    return f"{_operations(rows_of('layers', type='OpRow'))}\n\nCommit {commit[:9]}."
 
 
-def _operations(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(row["op"] for row in rows))
+def _operations(rows: list[Row]) -> str:
+    """A line for each operation and size: forward / forward and backward."""
+    phases: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in rows:
+        sizes = "" if row["sizes"] == USUAL_SIZES else _sizes(row["sizes"])
+        found = phases.setdefault((row["op"], sizes), {})
+        found.setdefault(row["phase"], []).append(row)
+    columns = ("", "sizes", "ours, ms", "without extension", "best peer, ms", "×", "memory, MB")
+    lines = ([*key, *_line(found)] for key, found in phases.items())
+    return table((*columns, "peer's", "error"), lines)
 
 
-def _sections(rows: list[Row]) -> str:
-    return "\n\n".join(
-        f"## {op}\n\n{_operation(op, [row for row in rows if row['op'] == op])}"
-        for op in _operations(rows)
-    )
-
-
-def _operation(op: str, rows: list[Row]) -> str:
-    columns = ("sizes", "", "ours", "without extension", "best peer", "×", "× without")
-    lines = (
-        _line(op, _sizes(json.loads(sizes)), phase, list(found))
-        for (sizes, phase), found in groupby(rows, lambda row: (str(row["sizes"]), row["phase"]))
-    )
-    return table((*columns, "memory ours / peer", "error"), lines)
-
-
-def _line(op: str, sizes: str, phase: str, rows: list[Row]) -> list[str]:
-    timed = [row for row in rows if row["seconds"]]
-    ours = next(row for row in timed if row["library"] == OURS and row["auto"])
-    torch = _fastest(
-        [row for row in timed if row["library"] == OURS and COMPILED not in row["contender"]]
-    )
-    peer = _fastest(_peers(timed))
-    goal = GOALS.get(op, Goal())
-    wanted = goal.forward if phase == "forward" else goal.both
-    return [
-        sizes,
-        phase,
-        _ms(ours),
-        _ms(torch),
-        f"{_ms(peer)} ({peer['contender']})" if peer else "",
-        _times(peer, ours, wanted and wanted[0]),
-        _times(peer, torch, wanted and wanted[1]),
-        _memory(ours, peer, goal.memory),
-        _errors(ours),
+def _line(phases: dict[str, list[Row]]) -> list[str]:
+    timed = [[row for row in phases[phase] if row["seconds"]] for phase in PHASES]
+    ours = [next(row for row in rows if row["library"] == OURS and row["auto"]) for rows in timed]
+    torch = [
+        _fastest([r for r in rows if r["library"] == OURS and COMPILED not in r["contender"]])
+        for rows in timed
     ]
+    peers = [_fastest(_peers(rows)) for rows in timed]
+    names = ", ".join(dict.fromkeys(peer["contender"] for peer in peers if peer))
+    return [
+        *(_both(map(_ms, rows)) for rows in (ours, torch)),
+        " ".join(filter(None, (_both(map(_ms, peers)), names and f"({names})"))),
+        _both(map(_times, peers, ours)),
+        *(_both(map(_memory, rows)) for rows in (ours, peers)),
+        _errors(ours[0]),
+    ]
+
+
+def _both(values: Iterable[str]) -> str:
+    return " / ".join(filter(None, values))
 
 
 def _peers(rows: list[Row]) -> list[Row]:
@@ -134,27 +100,17 @@ def _sizes(sizes: list[int]) -> str:
 
 
 def _ms(row: Row | None) -> str:
-    return f"{1e3 * row['seconds']['median']:.3g} ms" if row else ""
+    return f"{1e3 * row['seconds']['median']:.3g}" if row else ""
 
 
-def _times(peer: Row | None, ours: Row | None, goal: float | None) -> str:
+def _times(peer: Row | None, ours: Row | None) -> str:
     if not (peer and ours):
         return ""
-    factor = f"{peer['seconds']['median'] / ours['seconds']['median']:.1f}"
-    return f"{factor} [{goal:g}]" if goal else factor
+    return f"{peer['seconds']['median'] / ours['seconds']['median']:.1f}"
 
 
-def _memory(ours: Row, peer: Row | None, goal: float | None) -> str:
-    if not ours["peak_bytes"]:
-        return ""
-    text = f"{ours['peak_bytes'] / 1e6:.0f} MB"
-    if not (peer and peer["peak_bytes"]):
-        return text
-    wanted = f" [{goal:.2f}]" if goal else ""
-    return (
-        f"{text} / {peer['peak_bytes'] / 1e6:.0f} MB ="
-        f" {ours['peak_bytes'] / peer['peak_bytes']:.2f}{wanted}"
-    )
+def _memory(row: Row | None) -> str:
+    return f"{row['peak_bytes'] / 1e6:.0f}" if row and row["peak_bytes"] else ""
 
 
 def _errors(row: Row) -> str:
@@ -162,52 +118,34 @@ def _errors(row: Row) -> str:
     return ", ".join(f"{value:.0e}" for value in found)
 
 
-def per_channel() -> str:
-    """Time of decays per key channel over that of one decay per head."""
-    chosen = {
-        (row["op"], str(row["sizes"]), row["phase"]): row
-        for row in rows_of("ops", type="OpRow")
-        if row["auto"] and row["seconds"]
-    }
-
-    def lines() -> Iterator[tuple[str, ...]]:
-        for (op, sizes, phase), row in chosen.items():
-            scalar = chosen.get(("decay scalar", sizes, phase))
-            if op in OF_SCALAR and scalar:
-                factor = row["seconds"]["median"] / scalar["seconds"]["median"]
-                yield op, _sizes(row["sizes"]), phase, f"{factor:.2f} [{OF_SCALAR[op]}]"
-
-    return table(("decay", "sizes", "", "time / ours with one decay per head [goal]"), lines())
-
-
 def _slopes() -> list[Row]:
     return rows_of("scaling", type="SlopeRow")
 
 
 def lengths() -> str:
+    """Every second length; all are in the picture."""
     rows = _slopes()
     measured = max((row["lengths"] for row in rows), key=len)
+    shown = [*measured[::2], measured[-1]]
 
     def lines() -> Iterator[tuple[str, ...]]:
         for row in rows:
-            times = [f"{1e3 * seconds:.3g}" for seconds in row["seconds"]]
-            times += [""] * (len(measured) - len(times))
-            yield (
-                row["op"],
-                row["phase"],
-                f"{row['slope']:.3f}",
-                f"{row['upper_slope']:.3f}",
-                *times,
-            )
+            times = dict(zip(row["lengths"], row["seconds"], strict=True))
+            cells = (f"{1e3 * times[t]:.3g}" if t in times else "" for t in shown)
+            slopes = f"{row['slope']:.3f}", f"{row['upper_slope']:.3f}"
+            yield row["op"], row["phase"], *slopes, *cells
 
-    return table(("op", "", "slope", "above", *map(str, measured)), lines())
+    return table(("op", "", "slope", "upper half", *map(str, shown)), lines())
 
 
 def crossovers() -> str:
-    return table(("op", "", "from T [goal]"), _crossovers(_slopes()))
+    found: dict[str, dict[str, str]] = {}
+    for op, phase, first in _crossovers(_slopes()):
+        found.setdefault(op, {})[phase] = first
+    return table(("op", *PHASES), ([op, *map(row.get, PHASES)] for op, row in found.items()))
 
 
-def _crossovers(rows: list[Row]) -> Iterator[tuple[str, ...]]:
+def _crossovers(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
     """From which length on a linear rule on heads of the same sizes is faster than softmax
     attention.
     """
@@ -220,7 +158,7 @@ def _crossovers(rows: list[Row]) -> Iterator[tuple[str, ...]]:
             shared = sorted(ours.keys() & slower.keys())
             behind = max((t for t in shared if ours[t] >= slower[t]), default=0)
             first = min((t for t in shared if t > behind), default=None)
-            yield row["op"], row["phase"], f"{first or f'beyond {behind}'} [{CROSSOVER_GOAL}]"
+            yield row["op"], row["phase"], f"{first or f'beyond {behind}'}"
 
 
 def tokens() -> str:
@@ -229,29 +167,27 @@ def tokens() -> str:
     """
     decode = results("steps")
     rows = [row for row in rows_of("steps", type="StepRow") if row["seconds"]]
-    columns = ("", "", "sizes", "ours", "× floor [goal]", "of GEMM", "torch.compile")
+    columns = ("", "", "sizes", "ours, ms", "× floor", "torch.compile")
     lines = (
         _token(*key, list(found))
         for key, found in groupby(rows, lambda row: (row["level"], row["op"], row["sizes"]))
     )
     commit, bandwidth = decode["header"]["commit"], decode["ceilings"]["bandwidth"]
     head = f"Commit {commit[:9]}, {bandwidth / 1e9:.0f} GB/s."
-    return f"{head}\n\n{table((*columns, 'fastest peer', '×'), lines)}"
+    return f"{head}\n\n{table((*columns, 'fastest peer, ms', '×'), lines)}"
 
 
 def _token(level: str, op: str, sizes: str, rows: list[Row]) -> list[str]:
     ours, *compiled = (row for row in rows if row["library"] == OURS)
     peer = _fastest([row for row in rows if row["library"] != OURS])
-    goal = f" [{STEP_GOALS[level]}]" if level in STEP_GOALS else ""
-    gemm = f"{ours['gemm']:.0%}" if ours.get("gemm") else ""
     beside = f"{_ms(peer)} ({peer['contender']})" if peer else ""
-    own = [_ms(ours), f"{ours['over_floor']:.2f}{goal}", gemm, _ms(_fastest(compiled))]
-    return [level, op, sizes, *own, beside, _times(peer, ours, None)]
+    own = [_ms(ours), f"{ours['over_floor']:.2f}", _ms(_fastest(compiled))]
+    return [level, op, sizes, *own, beside, _times(peer, ours)]
 
 
 def training() -> str:
     """A step of small models of equal size, eager and compiled."""
-    columns = ("mixer", "parameters", "tokens", "eager", "torch.compile", "eager / compiled")
+    columns = ("mixer", "parameters", "tokens", "eager, ms", "torch.compile", "eager / compiled")
     lines = (
         _training(mixer, {row["contender"]: row for row in found})
         for mixer, found in groupby(rows_of("train"), lambda row: row["mixer"])
@@ -262,7 +198,7 @@ def training() -> str:
 def _training(mixer: str, rows: dict[str, Row]) -> list[str]:
     eager, compiled = rows["eager"], rows.get("torch.compile")
     timed = [row for row in (eager, compiled) if row and row["seconds"]]
-    factor = _times(timed[0], timed[1], None) if len(timed) == 2 else ""
+    factor = _times(timed[0], timed[1]) if len(timed) == 2 else ""
     sizes = f"{eager['parameters']:,}", str(eager["tokens"])
     return [mixer, *sizes, _took(eager), _took(compiled), factor]
 
@@ -276,7 +212,7 @@ def _took(row: Row | None) -> str:
 def scaling() -> bytes:
     """Time against length, both logarithmic."""
     figure, axes = canvas(1, 2, 4.6, 3.8)
-    for panel, phase in zip(axes[0], ("forward", "forward+backward"), strict=True):
+    for panel, phase in zip(axes[0], PHASES, strict=True):
         for number, row in enumerate(row for row in _slopes() if row["phase"] == phase):
             color, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
             panel.loglog(
@@ -299,7 +235,6 @@ PAGE = Page(
             "machine": machine,
             "operations": operations,
             "layers": layers,
-            "per_channel": per_channel,
             "lengths": lengths,
             "crossovers": crossovers,
             "tokens": tokens,

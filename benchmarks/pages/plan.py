@@ -18,18 +18,16 @@ def _rows(part: str) -> list[Row]:
 
 
 def recipes() -> str:
-    columns = ("recipe", "model and data", "tokens", "batch × length", "published hardware, hours")
-    lines = (
-        (
-            f"`{name}`",
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, one in RECIPES.items():
+        cells = (
             f"{one.paper}; {one.data.value}",
-            f"{one.tokens.value / 1e9:g}B",
             f"{one.batch.value:,} × {one.length.value:,}",
             f"{one.hardware.value}; {one.hours.value}",
         )
-        for name, one in RECIPES.items()
-    )
-    return table(columns, lines)
+        found.setdefault(cells, []).append(f"`{name}` ({one.tokens.value / 1e9:g}B)")
+    columns = ("recipe (tokens)", "model and data", "batch × length", "published hardware, hours")
+    return table(columns, ((", ".join(names), *cells) for cells, names in found.items()))
 
 
 def costs() -> str:
@@ -47,7 +45,7 @@ def _cost(row: Row) -> str:
         return "does not fit"
     ways = "".join(mark for mark, name in (("S", "shard"), ("R", "recompute")) if row[name])
     size = bytes_in_words(row["memory"])
-    return f"{row['hours']:,.3g} h, ${row['cost']:,.0f}, {size}" + (f" ({ways})" if ways else "")
+    return f"{row['hours']:,.3g} h, {size}" + (f" ({ways})" if ways else "")
 
 
 def _prices() -> dict[str, float]:
@@ -77,7 +75,7 @@ def devices() -> str:
 
 
 def memory() -> str:
-    columns = ("mixer", *SETTINGS, "besides", "planned, MB", "given back", "resident", "planned /")
+    columns = ("mixer", "sizes", "besides", "planned, MB", "given back", "resident")
     return table(columns, map(_memory_line, _rows("memory")))
 
 
@@ -87,46 +85,35 @@ def _memory_line(row: Row) -> tuple[str, ...]:
     sizes = [row[name] for name in ("planned", "given_back", "resident")]
     return (
         row["mixer"],
-        *(f"{row[name]:,}" for name in SETTINGS),
+        _sizes(row),
         ", ".join(besides),
         *("" if size is None else f"{size / 1e6:,.0f}" for size in sizes),
-        ", ".join(f"{sizes[0] / size:.2f}" for size in sizes[1:] if size is not None),
     )
+
+
+def _sizes(row: Row) -> str:
+    """Width, layers, batch and length."""
+    return "·".join(f"{row[name]}" for name in SETTINGS)
 
 
 def operations() -> str:
-    columns = (
-        "mixer",
-        "planned forward",
-        "counted",
-        "ratio",
-        "planned backward",
-        "counted",
-        "ratio",
-    )
+    columns = ("mixer", "forward: planned / counted", "ratio", "backward", "ratio")
     return table(columns, map(_operations_line, _rows("operations")))
 
 
 def _operations_line(row: Row) -> tuple[str, ...]:
     forward = row["planned_products"] + row["planned_recurrent"]
-    backward = row["planned_backward"]
-    return (
-        row["mixer"],
-        f"{forward / 1e6:.3f}M",
-        f"{row['forward'] / 1e6:.3f}M",
-        f"{forward / row['forward']:.2f}",
-        f"{backward / 1e6:.3f}M",
-        f"{row['backward'] / 1e6:.3f}M",
-        f"{backward / row['backward']:.2f}",
-    )
+    both = ((forward, row["forward"]), (row["planned_backward"], row["backward"]))
+    cells = ((f"{p / 1e6:.3f}M / {c / 1e6:.3f}M", f"{p / c:.2f}") for p, c in both)
+    return (row["mixer"], *(text for pair in cells for text in pair))
 
 
 def times() -> str:
-    columns = ("mixer", *SETTINGS, "measured, s", "predicted, s", "predicted / measured")
+    columns = ("mixer", "sizes", "measured, s", "predicted, s", "quotient")
     lines = (
         (
             row["mixer"],
-            *(f"{row[name]:,}" for name in SETTINGS),
+            _sizes(row),
             f"{row['seconds']:.2f}",
             f"{row['predicted']:.2f}",
             f"{row['predicted'] / row['seconds']:.2f}",

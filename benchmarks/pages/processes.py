@@ -63,18 +63,27 @@ def _bytes_sent(method: str, mixer: str, tokens: int, processes: int) -> int:
 
 
 def traffic() -> str:
+    """By time, which does not depend on the tokens; then what does."""
     names = list(dict.fromkeys(row["mixer"] for row in _traffic()))
-    shapes = list(dict.fromkeys((row["processes"], row["tokens"]) for row in _traffic()))
-    columns = ("tokens", "processes", *names, "metala by heads", *RIVALS.values())
-    return table(columns, (_traffic_line(names, *shape) for shape in shapes))
+    counts = sorted({row["processes"] for row in _traffic()})
+    lengths = sorted({row["tokens"] for row in _traffic()})
+    by_time = (
+        [f"{n} processes, any length", *(_in_words("TimeSharded", m, lengths[0], n) for m in names)]
+        for n in counts
+    )
+    growing = ([f"{n} processes, {t:,} tokens", *_growing(n, t)] for n in counts for t in lengths)
+    heads = ("", "metala by `HeadSharded`", *RIVALS.values())
+    return f"{table(('', *names), by_time)}\n\n{table(heads, growing)}"
 
 
-def _traffic_line(names: list[str], processes: int, tokens: int) -> tuple[str, ...]:
-    by_time = [_bytes_sent("TimeSharded", name, tokens, processes) for name in names]
-    by_heads = _bytes_sent("HeadSharded", "metala", tokens, processes)
-    rival = next(r for r in _traffic() if (r["processes"], r["tokens"]) == (processes, tokens))
-    sent = [*by_time, by_heads, *(rival[name] for name in RIVALS)]
-    return (f"{tokens:,}", f"{processes}", *map(bytes_in_words, sent))
+def _in_words(method: str, mixer: str, tokens: int, processes: int) -> str:
+    return bytes_in_words(_bytes_sent(method, mixer, tokens, processes))
+
+
+def _growing(processes: int, tokens: int) -> list[str]:
+    row = next(r for r in _traffic() if (r["processes"], r["tokens"]) == (processes, tokens))
+    rivals = [bytes_in_words(row[name]) for name in RIVALS]
+    return [_in_words("HeadSharded", "metala", tokens, processes), *rivals]
 
 
 def steps() -> str:

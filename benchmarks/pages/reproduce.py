@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -69,67 +70,55 @@ def verdicts() -> str:
     groups: dict[str, list[tuple[str, ...]]] = {name: [] for name in GROUPS}
     for name, claim, outcome in _measured():
         group = next(key for key, takes in GROUPS.items() if takes(claim, outcome))
-        groups[group].append(_row(name, claim, outcome))
-    columns = ("claim", "paper", "", "at size", "parts that hold", "what this size cannot show")
+        groups[group].append((_link(name), claim.statement, _parts(outcome)))
     judged = [
         part
         for group, rows in groups.items()
-        for part in (f"**{group}: {_statements(rows)}**", table(columns, rows) if rows else "None.")
+        for part in (
+            f"**{group}: {_statements(rows)}**",
+            table(("claim", "statement", "parts that hold"), rows) if rows else "None.",
+        )
     ]
-    return "\n\n".join([*judged, *_waiting()])
+    return "\n\n".join([_measured_at(), *judged, *_waiting()])
+
+
+def _measured_at() -> str:
+    """The size and commit of all outcomes, and those of other ones."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, _, outcome in _measured():
+        found.setdefault((outcome["size"], outcome["commit"][:12]), []).append(f"`{name}`")
+    (usual, _), *others = sorted(found.items(), key=lambda item: -len(item[1]))
+    said = [f"Size {usual[0]}, commit {usual[1]}"]
+    said += [f"{', '.join(names)}: {size}, {commit}" for (size, commit), names in others]
+    return "; ".join(said) + "."
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`](#{name.replace('.', '')})"
 
 
 def _statements(rows: list[tuple[str, ...]]) -> int:
     """Of how many statements the rows are, which may have several protocols."""
-    return len({(place, statement) for _, place, statement, *_ in rows})
+    return len({statement for _, statement, _ in rows})
 
 
 def _waiting() -> Iterator[str]:
     """Claims without an outcome of their protocol."""
     measured = {name for name, _, _ in _measured()}
     rows = [
-        (
-            f"`{name}`",
-            f"{claim.paper}, {claim.place}",
-            claim.statement,
-            f"{claim.cpu.minutes:g}",
-            claim.cpu.note,
-        )
+        (f"`{name}`", claim.statement, f"{claim.cpu.minutes:g}", claim.cpu.note)
         for name, claim in CLAIMS.items()
         if name not in measured
     ]
     yield f"**Not measured by their present protocol: {len(rows)}**"
-    columns = ("claim", "paper", "", "minutes at size cpu", "what this size cannot show")
+    columns = ("claim", "statement", "minutes at size cpu", "what this size cannot show")
     yield table(columns, rows) if rows else "None."
-
-
-def _row(name: str, claim: Claim, outcome: Outcome) -> tuple[str, ...]:
-    caveats = [claim.sizes[outcome["size"]].note, *_reasons(outcome)]
-    return (
-        f"[`{name}`](#{name.replace('.', '')})",
-        f"{claim.paper}, {claim.place}",
-        claim.statement,
-        outcome["size"],
-        _parts(outcome),
-        " ".join(_sentence(caveat) for caveat in caveats if caveat),
-    )
 
 
 def _parts(outcome: Outcome) -> str:
     """How many parts hold of those that were tested."""
     tested = len(outcome["checks"]) - outcome["tally"].get("not tested", 0)
     return f"{outcome['tally'].get('holds', 0)} of {tested}" if tested else "none tested"
-
-
-def _reasons(outcome: Outcome) -> list[str]:
-    """Why nothing is tested, if all parts have the same reason."""
-    reasons = {reason for check in outcome["checks"] for reason in check["reason"].split("; ")}
-    common = [r for r in reasons if r and all(r in c["reason"] for c in outcome["checks"])]
-    return sorted(common)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
 def sections() -> str:
@@ -139,54 +128,111 @@ def sections() -> str:
 def _section(name: str, claim: Claim, outcome: Outcome) -> Iterator[str]:
     size = claim.sizes[outcome["size"]]
     yield f"## {name}"
-    yield f"{claim.paper}, {claim.place}: {claim.statement}"
-    if claim.remark:
-        yield claim.remark
-    spent = f"Size {outcome['size']}, {outcome['minutes']:.1f} minutes, commit {outcome['commit']}."
-    yield f"{spent} {size.note}".rstrip()
-    columns = ("statement", "difference", "from", "to", "visible from", "verdict", "why")
-    yield table(columns, map(_check, outcome["checks"]))
-    if rows := list(_numbers(claim, outcome)):
-        yield table((claim.unit, "", "floor", "ours (median, range)", "paper"), rows)
+    spent = f"{outcome['minutes']:.1f} minutes."
+    yield " ".join(filter(None, (f"{claim.paper}, {claim.place}.", claim.remark, size.note, spent)))
+    yield "\n".join(_checks(outcome["checks"]))
+    if numbers := _numbers(claim, outcome):
+        yield numbers
     yield f"![{name}](measured/{_picture(name, outcome)})"
 
 
-def _check(check: Outcome) -> tuple[str, ...]:
-    numbers = (_number(check[part]) for part in ("difference", "low", "high", "visible"))
-    return check["sentence"], *numbers, check["verdict"], check["reason"]
+def _checks(checks: list[Outcome]) -> Iterator[str]:
+    """A line for each, or for all that say the same of several models."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for check in checks:
+        subject, _, rest = _short(check["sentence"]).partition(" ")
+        rows.setdefault((rest, *_judged(check)), []).append(subject)
+    for (rest, difference, verdict), subjects in rows.items():
+        yield f"- {', '.join(subjects)} {rest}: {difference}, {verdict}"
+
+
+def _short(sentence: str) -> str:
+    """With a place or quantity that both sides have in common said once, behind them."""
+    return SHARED_QUANTITY.sub(r"\1 \3 \4\5 (\2)", SHARED_PLACE.sub(r"\1 \3 \4\5 at \2", sentence))
+
+
+SHARED_PLACE = re.compile(r"^(\S+) at (.+) ([>=]) (\S+) at \2( [-+±] \S+)?$")
+SHARED_QUANTITY = re.compile(r"^([^(]+?) \((?P<q>.+)\) ([>=]) ([^(]+?) \((?P=q)\)( [-+±] \S+)?$")
+
+
+def _judged(check: Outcome) -> tuple[str, str]:
+    """The difference with its interval, and the verdict: if it is none, what would have shown."""
+    difference, low, high, visible = (
+        _number(check[part]) for part in ("difference", "low", "high", "visible")
+    )
+    limit = f"visible from {visible}" if check["verdict"] == ClaimVerdict.OPEN.value else ""
+    verdict = (
+        check["verdict"]
+        if check["verdict"] == ClaimVerdict.HOLDS.value
+        else f"**{check['verdict']}**"
+    )
+    return (
+        difference if low == difference == high else f"{difference} ({low}–{high})",
+        ": ".join(filter(None, (verdict, check["reason"], limit))),
+    )
 
 
 def _number(x: float | None) -> str:
     return "∞" if x is None else f"{x:.3g}"
 
 
-def _numbers(claim: Claim, outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    """What was measured beside its floor and the paper's numbers, which may be of other places."""
-    rows = Measures(Measure(**row) for row in outcome["measures"])
-    main, scale = rows.of(""), claim.sizes[outcome["size"]].experiment.scale
-    printed = {
-        (series, column): f"{number:g}"
-        for series, columns in claim.figures.items()
-        for column, number in columns.items()
-    }
-    for series in main.series:
-        for x in main.places(series):
-            paper = printed.pop((series, "" if x is None else str(x)), "")
-            yield series, "" if x is None else str(x), *_beside(rows, series, x, scale), paper
-    for (series, column), number in printed.items():
-        yield series, column, "", "", number
+def _numbers(claim: Claim, outcome: Outcome) -> str:
+    """What was measured, with its floors, and the paper's numbers where they are others."""
+    measures = Measures(Measure(**row) for row in outcome["measures"])
+    main, scale = measures.of(""), claim.sizes[outcome["size"]].experiment.scale
+    places = {_place(x): x for x in main.places()}
+    printed = (x for row in claim.figures.values() for x in row if x.startswith("paper"))
+    columns = dict.fromkeys([*places, *printed])
+    ours = {s: [_reached(main, s, places.get(x, x)) for x in columns] for s in main.series}
+    theirs = {s: _printed(claim.figures.get(s, {}), columns) for s in ours}
+    rows = [
+        _floors([_floor(measures, places[x], scale) if x in places else None for x in columns]),
+        *(row for s in ours for row in _beside(s, ours[s], theirs[s])),
+    ]
+    rows = [row for row in rows if any(row[1:])]
+    return table((claim.unit, *columns), rows) if rows else ""
 
 
-def _beside(rows: Measures, series: str, x: At, scale: Scale | None) -> tuple[str, str]:
-    """The floor of a place, and what a series has reached there."""
-    sample = rows.of("").sample(series, x)
-    assert sample is not None
-    floors = {row.value: row.series for row in rows.of(FLOOR) if row.x == x}
-    reached = f"{sample.median:.4g} ({sample.low:.4g} – {sample.high:.4g})"
+def _beside(series: str, ours: list[str], theirs: list[str]) -> Iterator[list[str]]:
+    """A row, and the paper's where it says something else of the same places."""
+    apart = not any(a and b for a, b in zip(ours, theirs, strict=True))
+    yield [series, *([a or b for a, b in zip(ours, theirs, strict=True)] if apart else ours)]
+    if not apart and ours != theirs:
+        yield [f"{series}, paper", *theirs]
+
+
+def _printed(row: Mapping[str, float], columns: Iterable[str]) -> list[str]:
+    return [f"{row[x]:g}" if x in row else "" for x in columns]
+
+
+def _place(x: At) -> str:
+    return "" if x is None else str(x)
+
+
+def _reached(main: Measures, series: str, x: At) -> str:
+    """The median and range of a series."""
+    sample = main.sample(series, x)
+    if sample is None:
+        return ""
+    median, low, high = (f"{value:.4g}" for value in (sample.median, sample.low, sample.high))
+    return median if low == high else f"{median} ({low}–{high})"
+
+
+def _floor(measures: Measures, x: At, scale: Scale | None) -> tuple[str, str] | None:
+    """The highest floor there, and whose it is."""
+    floors = {row.value: row.series for row in measures.of(FLOOR) if row.x == x}
     if scale is None or not floors:
-        return "", reached
+        return None
     floor = scale.highest(floors)
-    return f"{floor:.3g} ({floors[floor]})", reached
+    return f"{floor:.3g}", floors[floor]
+
+
+def _floors(found: list[tuple[str, str] | None]) -> list[str]:
+    """The row of floors; whose they are once, if of the same predictor."""
+    names = {floor[1] for floor in found if floor}
+    if len(names) == 1:
+        return [f"floor: {names.pop()}", *(floor[0] if floor else "" for floor in found)]
+    return ["floor", *(f"{floor[0]} ({floor[1]})" if floor else "" for floor in found)]
 
 
 def _picture(name: str, outcome: Outcome) -> str:

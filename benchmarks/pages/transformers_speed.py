@@ -66,31 +66,16 @@ def _median(part: str, contender: str) -> str:
 
 
 def packing() -> str:
-    columns = ("family", "transformers", "packed, ms", "one by one, ms", "one by one / packed")
+    columns = ("family", "packed row", "packed / one by one, ms", "memory, MB")
     return table(columns, map(_packing, _rows()))
 
 
 def _packing(row: Row) -> tuple[str, ...]:
     found = row["packing"]
-    packed, alone = found["packed"], found["alone"]
-    fails = isinstance(packed, str) or isinstance(alone, str)
-    return (
-        row["family"],
-        found["before"],
-        _milliseconds(packed),
-        _milliseconds(alone),
-        "" if fails else f"{alone / packed:.2f}",
-    )
-
-
-def memory() -> str:
-    columns = ("family", "transformers, MB", "patched", "imported as ours")
-    return table(columns, map(_memory, _rows()))
-
-
-def _memory(row: Row) -> tuple[str, ...]:
     sizes = (row["memory"].get(name) for name in ("transformers", "patched", "ours"))
-    return row["family"], *("" if size is None else f"{size / 1e6:,.0f}" for size in sizes)
+    times = " / ".join(_milliseconds(found[way]) for way in ("packed", "alone"))
+    memory = " / ".join(f"{size / 1e6:,.0f}" for size in sizes if size is not None)
+    return row["family"], found["before"], times, memory
 
 
 def ratios() -> bytes:
@@ -117,7 +102,6 @@ PAGE = Page(
             "medians": medians,
             "times": times,
             "packing": packing,
-            "memory": memory,
         }
     ),
     {"transformers_models.png": ratios},

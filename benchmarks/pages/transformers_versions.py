@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from fastweights.render.markdown import table
@@ -13,14 +14,14 @@ def _rows() -> list[Row]:
 
 
 def versions() -> str:
-    """A line per family: how many functions are replaced in each version."""
+    """A line per families with equal counts: how many functions are replaced in each version."""
     rows = _rows()
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted({name for row in rows for name in row["replaced"]}):
+        counts = tuple(_count(row["replaced"].get(name)) for row in rows)
+        found.setdefault(counts, []).append(f"`{name}`")
     columns = ("family", *(row["transformers"] for row in rows))
-    families = sorted({name for row in rows for name in row["replaced"]})
-    lines = (
-        (f"`{name}`", *(_count(row["replaced"].get(name)) for row in rows)) for name in families
-    )
-    return table(columns, lines)
+    return table(columns, ((", ".join(names), *counts) for counts, names in found.items()))
 
 
 def _count(functions: list[str] | None) -> str:
@@ -28,14 +29,21 @@ def _count(functions: list[str] | None) -> str:
 
 
 def functions() -> str:
-    """What is replaced in the newest version, by the families that have it."""
+    """What is replaced in the newest version beside the forwards of models and norms, by the
+    families that have it.
+    """
     replaced = _rows()[-1]["replaced"]
-    names = sorted({name for found in replaced.values() for name in found})
-    lines = (
-        (f"`{name}`", ", ".join(f"`{family}`" for family in replaced if name in replaced[family]))
-        for name in names
-    )
+    found: dict[str, list[str]] = {}
+    for name in sorted({name for names in replaced.values() for name in names}):
+        if not EVERYWHERE.search(name):
+            families = ", ".join(f"`{family}`" for family in replaced if name in replaced[family])
+            found.setdefault(families, []).append(f"`{name}`")
+    lines = ((", ".join(names), families) for families, names in found.items())
     return table(("function", "in the modelling files of"), lines)
+
+
+EVERYWHERE = re.compile(r"(For\w+|Model)\.forward$|RMSNorm\w*\.|^create_")
+"""What takes packed documents apart, and norms: of nearly every family."""
 
 
 def left() -> str:
@@ -44,9 +52,12 @@ def left() -> str:
 
 
 def _left() -> Iterator[str]:
+    found: dict[str, dict[str, None]] = {}
     for row in _rows():
         for name, reason in row["left"].items():
-            yield f"- {row['transformers']}: `{name}`: {reason}"
+            found.setdefault(f"`{name}`: {reason}", {})[row["transformers"]] = None
+    for said, where in found.items():
+        yield f"- {said} ({', '.join(where)})"
 
 
 PAGE = Page(

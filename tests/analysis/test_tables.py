@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,8 +30,6 @@ from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
 from fastweights.recurrence import Decay, Delta, Mesa
 from fastweights.shapes import Embedded
-
-PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 
 PUBLISHED = {
     "softmax": "✗ ✓ ✓ –",
@@ -265,11 +262,6 @@ def test_operations_of_a_step_are_at_least_its_matrix_products() -> None:
         with FlopCounterMode(display=False) as counter:
             evaluate(record, method=Recurrent())
         assert counter.get_total_flops() <= record.step_operations(0)
-
-
-def test_the_page_is_up_to_date() -> None:
-    computed = page(table() for table in TABLES.values())
-    assert PAGE.read_text() == computed + "\n", "run: make pages"
 
 
 def test_the_command_prints_one_table_in_three_forms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = (
     "performance",
     "gpu-static",
-    "linearize",
+    "linearize-measured",
     "reproduce",
     "plan",
     "several-processes",
@@ -74,7 +74,7 @@ def test_a_picture_is_drawn(pages: dict[str, Any], name: str) -> None:
 
 def test_a_page_without_the_place_is_refused(pages: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no <!-- far_machine -->"):
-        pages["linearize"].render("# Another page\n")
+        pages["linearize-measured"].render("# Another page\n")
 
 
 FAILS, OPEN = "does not hold", "does not show"

@@ -47,7 +47,15 @@ BESIDE = {
     },
 }
 every_rule = pytest.mark.parametrize("analog", BESIDE.values(), ids=BESIDE)
-EACH_TIME = ("windowed", "gla", "mesa", "gla-own", "kda-sinks", "metala-pooled")
+EACH_TIME = (
+    "windowed",
+    "gla",
+    "mesa",
+    "gla-own",
+    "landmarks-sinks",
+    "kda-sinks",
+    "gated_deltanet-pooled",
+)
 """Every kind of record, normaliser, gate and window; the others are slow tests."""
 most_rules = pytest.mark.parametrize(
     "analog",

@@ -96,7 +96,7 @@ class Table(NamedTuple):
 
 
 def page(tables: Iterable[Table]) -> str:
-    """Return the tables as a page in Markdown; all tables together make docs/tables.md."""
+    """Return the tables as a page in Markdown."""
     head = (
         "# The papers' tables, from the code\n\n`make pages` writes this page; nothing on it is"
         " typed by hand."

@@ -177,8 +177,8 @@ FIG1 = {
         ),
         picture=Curves("state expansion n", "accuracy [%]", "x"),
         remark=(
-            "Curves only; the paper sweeps four widths and four tasks as well. It sees the same of"
-            " S6 and SSD, which the larger sizes measure."
+            "Curves only; the paper also sweeps four widths and four tasks, and sees the"
+            " same of S6 and SSD, which the larger sizes measure."
         ),
     ),
 }
@@ -310,8 +310,10 @@ FIG2 = {
         cpu=ClaimSize(
             _normalisations(mqar(64, 16, 32, 900), SHORT_SYSTEMS, (32,), TUNED),
             9,
-            "S6 and SSD are slow to learn: even 4 pairs in 16 tokens, which normalized attention"
-            " has learnt after 100 updates, take them 1,000 to 2,500, and not every seed does.",
+            (
+                "S6 and SSD take 1,000 to 2,500 updates for 4 pairs in 16 tokens, and not on"
+                " every seed; normalized attention 100."
+            ),
         ),
         gpu=ClaimSize(
             _normalisations(TASKS["mqar-dsf-256x16"], SYSTEMS, (128,), SHORT),
@@ -378,9 +380,9 @@ FIG3 = {
         ),
         picture=Curves("model width d", "accuracy [%]", "x"),
         remark=(
-            "The paper's code has a convolution, a gate and an expansion around the cell; here is"
-            " the cell alone. σ(-(x W + b)) is σ of the negative weights, so that but for the"
-            " learnt exponent both are the same family."
+            "The paper's code has a convolution, a gate and an expansion around the cell;"
+            " here is the cell alone. σ(-(x W + b)) is σ of negated weights: but for the"
+            " learnt exponent both are one family."
         ),
     )
 }
@@ -506,10 +508,10 @@ TABLE1 = {
         ),
         picture=Bars("nats per token"),
         remark=(
-            "The paper: a quarter of the gap, on WikiText-103 with Pythia-70M; its numbers are lost"
-            " in the text at hand. The table's other column is Table 3's average. η has a bias, as"
-            " in the published code; here it starts at log 16, since a sum over all tokens drowns"
-            " what else is in the stream."
+            "The paper: a quarter of the gap, on WikiText-103 with Pythia-70M; its"
+            " numbers are lost in the text at hand. The other column is Table 3's average."
+            " η has a bias, as in the published code; here it starts at log 16, as a sum"
+            " over all tokens drowns the rest of the stream."
         ),
     ),
     "dsf-table1-recall": Claim(
@@ -541,8 +543,8 @@ TABLE1 = {
         ),
         picture=Bars("nats per token"),
         remark=(
-            "A second protocol of the same claim: where a language asks for memory alone. Of text"
-            " of a megabyte, n-grams tell most, and what η adds does not show (dsf-table1)."
+            "A second protocol of the claim, of memory alone. On text n-grams tell most,"
+            " and η's effect does not show (dsf-table1)."
         ),
     ),
 }
@@ -617,10 +619,10 @@ ON_LISTOPS = Claim(
         "S6": {"ListOps": 38.02, "Pathfinder": 69.26, "Image": 65.08},
     },
     remark=(
-        "The paper's code trains on the softmax of a softmax, pools over padding, has models of"
-        " different sizes and tests a whole Mamba block as S6; here are the models alone,"
-        " alike, and one softmax; beside it, ListOps with two. η has a bias from log 16 on. Judged"
-        " by the paper's column: of the average over its five tasks one task says nothing."
+        "The paper's code trains on the softmax of a softmax, pools over padding,"
+        " differs in model sizes and tests a whole Mamba block as S6; here the models"
+        " are alone and alike, with one softmax, and beside it two. η has a bias from"
+        " log 16 on. Judged by the paper's column, not its average of five tasks."
     ),
 )
 ON_IMAGES = replace(
@@ -655,8 +657,8 @@ ON_IMAGES = replace(
         "Images alone.",
     ),
     remark=(
-        "The models are the same, alone and alike, and η has its bias. Judged by the paper's"
-        " column, in which linear attention is above normalized attention."
+        "The models are alone and alike, η with its bias. Judged by the paper's"
+        " column, where linear is above normalized attention."
     ),
 )
 

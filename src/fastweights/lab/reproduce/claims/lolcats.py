@@ -92,9 +92,9 @@ SPEED = {
         ),
         picture=Curves("batch, or tokens generated", "thousand tokens / s", "x"),
         remark=(
-            "Mistral 7B beside FlashAttention-2 on an A100: 2.5 to 4 times as fast at large"
-            " batches, up to twice beyond 16k tokens, slower below; memory × 1.1 from 512 to 131k"
-            " tokens. The cost of a layer does not depend on its weights: these are new ones."
+            "The paper: Mistral 7B beside FlashAttention-2 on an A100, 2.5 to 4 times as"
+            " fast at large batches, up to twice beyond 16k tokens, slower below; memory ×"
+            " 1.1 from 512 to 131k tokens. Here weights are random."
         ),
     )
 }
@@ -212,9 +212,9 @@ TRANSFER = {
             for name, row in PUBLISHED.items()
         },
         remark=(
-            "The paper's MSE is in its own units; here the error of outputs is relative. Features"
-            " are [f(x W), f(-x W)] with a W of half a head's channels, where the paper's eq. 6 has"
-            " f(x W + x) with a W of d x d."
+            "The paper's MSE is in its own units; here the error of outputs is relative."
+            " Features are [f(x W), f(-x W)] with W of half a head's channels; the paper's"
+            " eq. 6 has f(x W + x), W of d x d."
         ),
     ),
     "lolcats-fig3": Claim(
@@ -242,10 +242,7 @@ TRANSFER = {
             Conversions(_short(_table1(), *PAPERS), LLAMA, 1024, 65_536, (0,)), 10, "After Table 1."
         ),
         picture=Bars("distance from softmax"),
-        remark=(
-            "The figures are pictures of maps; those of every conversion are in"
-            " shared/conversions/*/report."
-        ),
+        remark="The figures are pictures of maps.",
     ),
 }
 
@@ -294,8 +291,10 @@ METHODS_COMPARED = {
                 _short(_table2(), Updates(60, 1e-1), Updates(60, 1e-3)), TRAINED, 128, 8192
             ),
             4,
-            "Perplexity, not accuracy, after 60 updates. At the paper's transfer rate of 1e-2 so"
-            " few hardly move γ from its 0.1: it is 1e-1 here.",
+            (
+                "Perplexity, not accuracy, after 60 updates, at a transfer rate of 1e-1: at"
+                " the paper's 1e-2 so few hardly move γ from 0.1."
+            ),
         ),
         gpu=ClaimSize(
             Conversions(
@@ -315,10 +314,10 @@ METHODS_COMPARED = {
             for name, row in ACCURACIES.items()
         },
         remark=(
-            "The paper's accuracies are of Mistral 7B. Features are [f(x W), f(-x W)] with a W of"
-            " half a head's channels, where the paper's eq. 6 has f(x W + x). SUPRA here keeps"
-            " RoPE, and its φ is one matrix for x and -x. Beside LOLCAT-w, the later form with one"
-            " normaliser, Hedgehog's features and the error of outputs."
+            "The paper: accuracies of Mistral 7B. Features are [f(x W), f(-x W)] with W"
+            " of half a head's channels; eq. 6 has f(x W + x). SUPRA here keeps RoPE, and"
+            " its φ is one matrix for x and -x. `arXiv` is the later LOLCAT-w: one"
+            " normaliser, Hedgehog's features, the error of outputs."
         ),
     )
 }
@@ -334,9 +333,9 @@ TRAINED_SHARE = {
         unit=SHARE,
         picture=Bars(SHARE),
         remark=(
-            "Llama 3 8B without its weights, converted by this library: rank 8 on the four"
-            " projections, a W of d x d for every head of queries and of keys. The paper's abstract"
-            " says 0.4 %, its conclusion 0.1 %."
+            "Llama 3 8B without its weights, converted by this library: rank 8 on the"
+            " four projections, W of d x d per query and key head. The abstract says 0.4"
+            " %, the conclusion 0.1 %."
         ),
     )
 }
@@ -356,9 +355,9 @@ MEMORY = {
         unit="GB of weights and caches",
         picture=Curves("tokens, or sequences", "GB", "x"),
         remark=(
-            "Mistral 7B in bfloat16, counted by what `fastweights plan` counts. Weights, keys and"
-            " values of softmax attention fit at 32 sequences and at 131k tokens: the memory that"
-            " ran out was used for something else."
+            "Mistral 7B in bfloat16, computed by `fastweights plan`. Weights, keys and"
+            " values of softmax attention fit at 32 sequences and at 131k tokens: other"
+            " things took the memory."
         ),
     )
 }

@@ -146,9 +146,9 @@ SPEED = {
         ),
         picture=Curves("tokens per sequence, or of context", "thousand tokens / s", "xy"),
         remark=(
-            "One layer with 8 heads of 128, 4 sequences, on a TPUv5; the figure prints no numbers."
-            " On a CPU a token's steps end once its residual is rounding, which takes an untrained"
-            " layer five: here γ is 0.9997 at first."
+            "One layer with 8 heads of 128, 4 sequences, on a TPUv5; no numbers printed."
+            " On a CPU a token's steps end at a rounding residual, after five in an"
+            " untrained layer: here γ starts at 0.9997."
         ),
     )
 }
@@ -315,8 +315,8 @@ TABLE1 = {
         picture=Bars("accuracy [%]"),
         figures=PUBLISHED,
         remark=(
-            "The paper's settings are not those of MAD's code, which it names as their source. A"
-            " model reaches another's accuracy if it is less than 3 points below."
+            "The paper's settings are not those of MAD's code, which it names. To reach"
+            " is to be less than 3 points below."
         ),
     ),
     "mesanet-table1-hawk": Claim(
@@ -416,11 +416,12 @@ FIG3 = {
         ),
         picture=Bars("accuracy [%]"),
         remark=(
-            "Curves only; to reach a model is to be less than 2 points below. The paper sweeps"
-            " widths, layers and heads. At the cpu size every model"
-            " stands behind the same layer that mixes neighbours. Its languages, updates and rates"
-            " were chosen on other seeds so that every model passes the highest n-gram by five"
-            " points; the former ones, of up to twelve states and 18 letters, left none above it."
+            "Curves only; to reach is to be less than 2 points below. The paper sweeps"
+            " widths, layers and heads. At the cpu size every model stands behind the same"
+            " layer that mixes neighbours. Languages, updates and rates were chosen on"
+            " other seeds so that every model passes the highest n-gram by five points;"
+            " the former languages, of up to twelve states and 18 letters, left none above"
+            " it."
         ),
     )
 }
@@ -465,8 +466,10 @@ STEPS_ON_REGBENCH = {
         cpu=ClaimSize(
             _languages(SMALL_REGBENCH, _behind_local_mixer(_by_steps(4, 1)), EIGHT_LANGUAGES),
             19,
-            "Automata of at most four states, with three letters; heads of 16 channels, for which a"
-            " single step is very few, as 5 are for the paper's 128.",
+            (
+                "Automata of at most four states, with three letters; heads of 16 channels,"
+                " for which one step is very few, as 5 for the paper's 128."
+            ),
         ),
         gpu=ClaimSize(
             _languages(REGBENCH, _by_steps(1, 5), ONE_EPOCH),
@@ -478,9 +481,9 @@ STEPS_ON_REGBENCH = {
         ),
         picture=Bars("accuracy [%]"),
         remark=(
-            "A second protocol of the same claim, whose curves are of language models: where"
-            " solving decides what is learnt. Recall (mesanet-fig12) is as good as it can be after"
-            " any number of steps."
+            "A second protocol of the claim (its curves are of language models), where"
+            " solving decides what is learnt; recall (mesanet-fig12) is perfect after any"
+            " number of steps."
         ),
     ),
     "mesanet-i": Claim(
@@ -512,10 +515,7 @@ STEPS_ON_REGBENCH = {
             _stopped(_languages(REGBENCH, _drawn(1), TrainingBudget(tuning=(100,)))), 1500
         ),
         picture=Curves("steps", "accuracy [%]"),
-        remark=(
-            "The paper speculates; it has no such experiment. To be on a par is to be within one"
-            " point."
-        ),
+        remark="The paper speculates, without an experiment. On a par: within one point.",
     ),
 }
 
@@ -613,9 +613,9 @@ FIG13 = Claim(
     paper_size=ClaimSize(_mesa_models(6, LARGE, FIVE, MesaDiagnostics(2048)), 5000),
     picture=Bars("rank correlation with γ"),
     remark=(
-        "The paper shows one model of 400 million parameters, averaged over 500 sequences of"
-        " text. Keys and values are random here: the more tokens a head remembers, the more its"
-        " solution differs from gated linear attention, which is against the paper's last plot."
+        "The paper: one model of 400 million parameters, 500 sequences of text. Keys"
+        " and values are random here: the more tokens a head remembers, the more its"
+        " solution differs from gated linear attention, against the paper's last plot."
     ),
 )
 
@@ -665,8 +665,8 @@ TEXT = {
             }.items()
         },
         remark=(
-            "The paper's perplexities are of a billion parameters and 50 billion tokens. A model"
-            " reaches another's loss if it is less than 0.02 above."
+            "The paper: perplexities of a billion parameters and 50 billion tokens. To"
+            " reach is to be less than 0.02 above."
         ),
     ),
     "mesanet-fig5": Claim(
@@ -765,9 +765,9 @@ TEXT = {
             "A megabyte of Shakespeare, eight heads of 16 channels.",
         ),
         remark=(
-            "The paper shows one model of 400 million parameters, averaged over 500 sequences of"
-            " text. No head of so small a model hardly forgets: γ is 0.27 to 0.80, condition"
-            " numbers are 1.6 to 3.0 and solved in 3 to 4 steps, so that little can correlate."
+            "The paper: one model of 400 million parameters, 500 sequences of text. No"
+            " head of so small a model hardly forgets (γ 0.27 to 0.80, condition numbers"
+            " 1.6 to 3.0, 3 to 4 steps), so that little can correlate."
         ),
     ),
 }

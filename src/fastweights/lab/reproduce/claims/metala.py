@@ -95,9 +95,9 @@ THEORY = {
         Near(Term("choices with so few, k ≥ 0", quantity="groups"), 1, 0),
         Near(Term("choices with so few", quantity="groups"), 1, 0),
         remark=(
-            "True of keys that are not negative, which the proposition does not ask for: with keys"
-            " of either sign (K, Λ_t) draws every map, too (k_sc = p_cs - p_{c+1,s} of a channel c"
-            " that lives until token c), and is as small."
+            "Only for keys that are not negative, which the proposition does not ask for:"
+            " with keys of either sign (K, Λ_t), as small, draws every map too (k_sc ="
+            " p_cs - p_{c+1,s} of a channel c that lives until token c)."
         ),
     ),
 }
@@ -115,10 +115,7 @@ REVIEW = {
             name: dict(zip(CONDITIONS, map(float, marks), strict=False))
             for name, marks in MARKS.items()
         },
-        remark=(
-            "Found by running the mixers' projections and asking which parameters drive which"
-            " stream."
-        ),
+        remark="By running the projections and asking which parameters drive which stream.",
     )
 }
 
@@ -138,13 +135,11 @@ MEMORY = {
         unit="GB of a training step",
         picture=Curves("tokens per sequence", "GB", "x"),
         remark=(
-            "The figure prints no numbers, and the text compares memory with GLA's alone; with"
-            " FlashAttention the Transformer's is linear as well. A count, not a measurement: steps"
-            " of 16,384 tokens of models of 1.3B parameters, products in bfloat16, AdamW, gone"
-            " through on tensors without numbers by what `fastweights plan` counts. Kernels are"
-            " this library's for an A100: what they keep, and what they compute again in the"
-            " backward pass, is their own choice, and an allocator's rounding and fragments are not"
-            " in it. The quotient may be as far from 1 as that of the speeds in metala-figa2."
+            "The figure prints no numbers. A dry run on fake tensors (`fastweights"
+            " plan`), not a measurement: steps of 16,384 tokens of models of 1.3B"
+            " parameters, bfloat16 products, AdamW, this library's kernels on an A100,"
+            " without the allocator's fragments. The quotient's tolerance is that of"
+            " metala-figa2."
         ),
     )
 }
@@ -287,9 +282,9 @@ MQAR = {
         ),
         picture=Bars("accuracy [%]"),
         remark=(
-            "Curves only, no code. d_k = d as in the paper, except at the gpu size; at the cpu size"
-            " Based has a state as large. There every model stands behind the same layer that"
-            " mixes neighbours, in place of MetaLA's and Mamba's convolutions."
+            "Curves only, no code. d_k = d except at the gpu size; at the cpu size Based"
+            " has a state as large, and every model stands behind the same layer that"
+            " mixes neighbours, in place of convolutions."
         ),
     ),
     "metala-tablea7": Claim(
@@ -384,8 +379,10 @@ MAD = {
         cpu=ClaimSize(
             _mad(SMALL_MAD, SMALL_MIXERS, TUNED, macro=False),
             18,
-            "Short sequences; without recall, memorization and copying, which all models solve."
-            " Labels count alike; in MAD classes do, so that one wrong guess can cost a sixth.",
+            (
+                "Short sequences; without recall, memorization and copying, which all models"
+                " solve. Labels count alike; in MAD, classes do."
+            ),
         ),
         gpu=ClaimSize(
             _mad(
@@ -411,8 +408,9 @@ MAD = {
             for name, row in METALA_A6.items()
         },
         remark=(
-            "Figures from before December 2024, when the benchmark's code redrew the models'"
-            " initial weights and ignored how many tokens to copy: Mamba lost its start."
+            "The paper's figures are from before December 2024, when the benchmark's code"
+            " redrew initial weights, so that Mamba lost its start, and ignored how many"
+            " tokens to copy."
         ),
     )
 }
@@ -477,7 +475,7 @@ ABLATION = {
         cpu=ClaimSize(
             _ablation(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
             14,
-            "Loss after 1,200 updates, where the paper has zero-shot accuracies of trained models.",
+            "Loss after 1,200 updates.",
         ),
         gpu=ClaimSize(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
         paper_size=ClaimSize(
@@ -493,8 +491,8 @@ ABLATION = {
             "w/ key": {"paper, accuracy": 40.80},
         },
         remark=(
-            "The paper's are average zero-shot accuracies of 360M parameters trained on 15B tokens,"
-            " one seed each."
+            "The paper: average zero-shot accuracies of 360M parameters trained on 15B"
+            " tokens, one seed."
         ),
     ),
     "metala-table8-key": Claim(
@@ -506,7 +504,7 @@ ABLATION = {
         cpu=ClaimSize(
             _equal_parameters(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
             12,
-            "Loss after 1,200 updates, where the paper has zero-shot accuracies of trained models.",
+            "Loss after 1,200 updates.",
         ),
         gpu=ClaimSize(_equal_parameters(MEDIUM, 4, FIVE, Positions(262_144, 513)), 5),
         paper_size=ClaimSize(
@@ -516,8 +514,8 @@ ABLATION = {
         ),
         picture=Bars("nats per token"),
         remark=(
-            "The paper's model with a key matrix has more parameters than the one without. Here the"
-            " one with it has narrower MLPs, so that both have as many to 0.1 %."
+            "The paper's model with a key matrix has more parameters. Here its MLPs are"
+            " narrower, so that both have as many to 0.1 %."
         ),
     ),
 }
