@@ -142,7 +142,10 @@ def crossovers() -> str:
     found: dict[str, dict[str, str]] = {}
     for op, phase, first in _crossovers(_slopes()):
         found.setdefault(op, {})[phase] = first
-    return table(("op", *PHASES), ([op, *map(row.get, PHASES)] for op, row in found.items()))
+    return table(
+        ("op", *PHASES),
+        ([op, *(row.get(phase, "") for phase in PHASES)] for op, row in found.items()),
+    )
 
 
 def _crossovers(rows: list[Row]) -> Iterator[tuple[str, str, str]]:
