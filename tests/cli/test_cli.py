@@ -85,7 +85,7 @@ def test_train_stop_go_on(tmp_path, data, capsys):
     assert (out / "metrics.jsonl").read_text().startswith(rows)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_text_is_streamed(trained):
     generate = command("generate", trained, "--tokens", 10**9, "--device", "cpu")
     process = subprocess.Popen(generate, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
