@@ -25,20 +25,8 @@ from fastweights.lab.tasks import TASKS
 from fastweights.train import BPE, Bytes, train
 from killable_runs import tiny
 
-SMALL = [
-    "--layers",
-    "1",
-    "--width",
-    "8",
-    "--length",
-    "16",
-    "--batch",
-    "4",
-    "--device",
-    "cpu",
-    "--log-every",
-    "5",
-]
+SMALL = ["--layers", "1", "--width", "8", "--length", "16", "--batch", "4"]
+SMALL += ["--device", "cpu", "--log-every", "5"]
 
 
 def command(*arguments: object) -> list[str]:
@@ -74,19 +62,8 @@ def fails(capsys, *arguments: object) -> str:
 def test_train_stop_go_on(tmp_path, data, capsys):
     """The command as a user gives it, in a process of its own, and again."""
     out = tmp_path / "out"
-    arguments = [
-        "train",
-        *data,
-        *SMALL,
-        "--steps",
-        200,
-        "--eval-every",
-        200,
-        "--sample",
-        30,
-        "--out",
-        out,
-    ]
+    steps = ["--steps", "200", "--eval-every", "200", "--sample", "30"]
+    arguments = ["train", *data, *SMALL, *steps, "--out", out]
     first = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True)
     while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
         assert first.poll() is None
@@ -108,7 +85,7 @@ def test_train_stop_go_on(tmp_path, data, capsys):
     assert (out / "metrics.jsonl").read_text().startswith(rows)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_text_is_streamed(trained):
     generate = command("generate", trained, "--tokens", 10**9, "--device", "cpu")
     process = subprocess.Popen(generate, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -147,38 +124,10 @@ def test_a_tolerance_needs_something_to_solve(capsys, trained):
 
 @pytest.mark.long
 def test_every_flag_of_train_reaches_the_run(capsys, tmp_path, data):
-    flags = [
-        "--steps",
-        3,
-        "--mixers",
-        '[{"name": "metala", "heads": 2}, {"name": "softmax", "window": 4}]',
-    ]
-    flags += [
-        "--tokenizer",
-        "bpe:300",
-        "--accumulate",
-        2,
-        "--lr",
-        0.5,
-        "--weight-decay",
-        0.25,
-        "--warmup",
-        7,
-        "--seed",
-        9,
-    ]
-    flags += [
-        "--clip",
-        2.5,
-        "--eval-every",
-        2,
-        "--checkpoint-every",
-        1,
-        "--validation",
-        data[1],
-        "--sample",
-        0,
-    ]
+    mixers = '[{"name": "metala", "heads": 2}, {"name": "softmax", "window": 4}]'
+    flags = "--steps 3 --tokenizer bpe:300 --accumulate 2 --lr 0.5 --weight-decay 0.25 --warmup 7"
+    flags += " --seed 9 --clip 2.5 --eval-every 2 --checkpoint-every 1 --sample 0"
+    flags = [*flags.split(), "--mixers", mixers, "--validation", data[1]]
     arguments = ["train", *data, *SMALL, *flags, "--layers", 2, "--out", tmp_path / "out"]
     assert main([str(a) for a in arguments]) == 0
     config = json.loads((tmp_path / "out" / "run.json").read_text())

@@ -125,7 +125,7 @@ def test_what_cannot_be_run_is_refused(
     assert len(said.err.splitlines()) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_says_what_was_replaced(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "tokens.py").write_text("import transformers\n")

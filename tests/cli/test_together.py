@@ -121,19 +121,15 @@ def test_one_process_linearizes_aloud(tmp_path):
     assert ends(tmp_path) == ["0 False", "0 False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (["--window", "24"], "window = 24 reaches over every sequence"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (["--length", "9999"], "fewer than one sequence of 9999"),
-                (["--softmax-layers", "many"], "'many' does not fit"),
-                (["--softmax-layers", "3"], "cannot keep 3 of 3 layers softmax"),
-                (["--batch", "3"], "batch = 3 is not divisible by devices"),
-            )
-        ),
+        (["--length", "9999"], "fewer than one sequence of 9999"),
+        (["--softmax-layers", "many"], "'many' does not fit"),
+        (["--softmax-layers", "3"], "cannot keep 3 of 3 layers softmax"),
+        (["--batch", "3"], "batch = 3 is not divisible by devices"),
     ],
 )
 def test_an_error_of_all_is_said_once(tmp_path, change, message):

@@ -26,6 +26,7 @@ from transformers.modeling_utils import local_torch_dtype
 from family_readings import distance, draw_text, learn
 from fastweights import patch_transformers
 from fastweights.models.cache_names import name_of_cache
+from kinds import slow_but
 from transformers_families import build_family
 
 CLOSE = 1e-5
@@ -38,9 +39,7 @@ FUSED = {
 every_family = pytest.mark.parametrize("family", FAMILIES)
 each_hybrid = pytest.mark.parametrize("family", HYBRIDS)
 """Whose caches hold states of both kinds."""
-one_family = pytest.mark.parametrize(
-    "family", ["bamba", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
-)
+one_family = pytest.mark.parametrize("family", slow_but(FAMILIES, ("bamba",)))
 pytestmark = [
     pytest.mark.usefixtures("unchecked"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from fastweights import FastWeightsForCausalLM
 from fastweights.cli import main
 from fastweights.importers import FAMILIES, SETTINGS, export_model, import_model
+from kinds import slow_but
 from reference_models import ORIGINALS, VOCABULARY, prompt, stirred
 from tiny import tiny
 from tolerances import TOLERANCE
@@ -40,14 +41,7 @@ def assert_same(theirs: PreTrainedModel, ours: FastWeightsForCausalLM) -> None:
 FIRST_OF_A_KIND = {one.kind: name for name, one in reversed(ORIGINALS.items())}.values()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FIRST_OF_A_KIND else pytest.mark.slow)
-        for name in ORIGINALS
-        if name != ONE_WAY
-    ],
-)
+@pytest.mark.parametrize("name", slow_but([n for n in ORIGINALS if n != ONE_WAY], FIRST_OF_A_KIND))
 def test_it_loads_in_transformers_and_computes_the_same(name: str, tmp_path: Path) -> None:
     ours = import_model(ORIGINALS[name].build())
     export_model(ours, ORIGINALS[name].kind).save_pretrained(tmp_path)

@@ -29,6 +29,7 @@ from fastweights.importers.plan import ImportPlan, shortest_period
 from fastweights.importers.source import FolderSource
 from fastweights.layers import TokenContext
 from fastweights.recurrence import Decay
+from kinds import slow_but
 from oracles.transcriptions import TRANSCRIPTIONS
 from reference_models import (
     COMMON,
@@ -98,10 +99,7 @@ def test_agrees_with_the_published_forward_pass(
 IN_SHARDS = ("Llama", "Qwen3.5, experts", "Kimi Linear, experts", "Bamba", "RWKV-4", "Zamba2")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in IN_SHARDS else pytest.mark.slow) for n in ORIGINALS],
-)
+@pytest.mark.parametrize("name", slow_but(ORIGINALS, IN_SHARDS))
 def test_a_folder_of_shards_is_as_good_as_the_model(name: str, tmp_path: Path) -> None:
     model = ORIGINALS[name].build()
     model.save_pretrained(tmp_path, max_shard_size="20KB")

@@ -26,6 +26,7 @@ from fastweights.lab.tasks import (
 from fastweights.lab.tasks.mqar import arrange_pairs
 from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models.loss import IGNORE_INDEX
+from kinds import slow_but
 from oracles import generators
 
 # every protocol -----------------------------------------------------------------------------------
@@ -48,9 +49,7 @@ MODELS = {repr(protocol.backbone): name for name, protocol in reversed(TASKS.ite
 """The first protocol of each backbone."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in MODELS else pytest.mark.slow) for n in TASKS]
-)
+@pytest.mark.parametrize("name", slow_but(TASKS, MODELS))
 def test_protocol_has_a_model(name: str) -> None:
     protocol = TASKS[name]
     for contender in {"metala", *protocol.backbone.contenders}:

@@ -21,6 +21,7 @@ from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent
 from fastweights.mixer import Mixer, MixerState
 from fastweights.mixers import MIXERS, make, register
 from fastweights.recurrence import ShapeError
+from kinds import slow_but
 from oracles import (
     attention,
     decays,
@@ -258,11 +259,7 @@ LAYERS = [
 ]
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 FIRST = {one.name: one for one in reversed(LAYERS)}.values()
-each_mixer = pytest.mark.parametrize(
-    "layer",
-    [pytest.param(x, marks=() if x in FIRST else pytest.mark.slow) for x in LAYERS],
-    ids=str,
-)
+each_mixer = pytest.mark.parametrize("layer", slow_but(LAYERS, FIRST), ids=str)
 """With its first arguments every time, and with all others as slow tests."""
 
 

@@ -13,14 +13,12 @@ from transformers import PreTrainedModel
 from fastweights import FastWeightsCache
 from fastweights.linearize import RULES, LinearAttentionConfig, StateLayer
 from fastweights.models.cache import LAST, WORTH_READING_APART
-from kinds import form_of, one_of_each
+from kinds import form_of, one_of_each, slow_but
 from pretrained import VOCABULARY, linear_llama, llama
 from tiny import LAYERS, tiny
 
 NEW = 12
 LONG = LAST + WORTH_READING_APART + 5
-ANALOGS = sorted(RULES)
-EACH_TIME = ("windowed", "mesa", "kda")
 each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 
 
@@ -71,9 +69,7 @@ def test_candidates_from_the_prompt_change_no_greedy_token(layers: str) -> None:
     assert torch.equal(greedy(model, ids, prompt_lookup_num_tokens=4), greedy(model, ids))
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param(r, marks=() if r in EACH_TIME else pytest.mark.slow) for r in ANALOGS]
-)
+@pytest.mark.parametrize("rule", slow_but(sorted(RULES), ("windowed", "mesa", "kda")))
 def test_linearized_models_with_assistants(rule: str) -> None:
     model, assistant = linearized(rule), linearized(rule, noise=0.03)
     for ids in (prompt(), prompt(LONG)):

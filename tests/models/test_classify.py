@@ -35,6 +35,7 @@ from fastweights import (
 )
 from fastweights.mixers import make
 from fastweights.train import Bytes
+from kinds import slow_but
 from tiny import tiny_config, tokens
 from tolerances import array, assert_close
 from transformers_log import transformers_warnings
@@ -395,10 +396,7 @@ TASKS: dict[str, tuple[Callable[[torch.Generator], Tensor], Callable[[Tensor], T
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=() if k == "sequence" else pytest.mark.slow) for k in TASKS],
-)
+@pytest.mark.parametrize("kind", slow_but(TASKS, ("sequence",)))
 def test_learns_an_easy_task(kind: str) -> None:
     draw, label = TASKS[kind]
     model, _ = classifier(kind, num_labels=2)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from fastweights import MIXERS, FastWeightsForCausalLM, batch_invariant, stream
 from fastweights.models import FastWeightsCache, log_probabilities
-from kinds import one_of_each
+from kinds import form_of, one_of_each
 from pretrained import linear_llama, llama
 from tiny import tiny, tokens
 
@@ -56,7 +56,7 @@ def assert_bits(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return together
 
 
-@pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"]))
+@pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"], form_of))
 def test_bits_do_not_depend_on_the_batch(name: str) -> None:
     """And without the mode, log-probabilities stay within the tolerance that is told."""
     model, ids = tiny(name, torch.float32), tokens(2, LENGTH)

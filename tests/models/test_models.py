@@ -41,7 +41,7 @@ from fastweights.models.loss import (
     next_token_loss,
     squared_log_z,
 )
-from kinds import form_of, one_of_each
+from kinds import form_of, one_of_each, slow_but
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
 every_model = pytest.mark.parametrize("layers", LAYERS)
@@ -128,9 +128,7 @@ def test_weights_start_as_stated() -> None:
 
 
 @each_kind
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("dtype", slow_but([torch.bfloat16, torch.float32], [torch.bfloat16]))
 def test_loads_bit_for_bit(layers: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny(layers, torch.float32)
     model.save_pretrained(tmp_path)

@@ -21,7 +21,7 @@ from fastweights.layers import Linear
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.mixers import make
 from fastweights.mixers.rglru import RGLRU
-from kinds import one_of_each
+from kinds import one_of_each, slow_but
 from tolerances import TOLERANCE
 
 D, T = 16, 12
@@ -168,10 +168,7 @@ INPUTS = {
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "dtype",
-    [
-        torch.float16,
-        *(pytest.param(d, marks=pytest.mark.slow) for d in (torch.float32, torch.bfloat16)),
-    ],
+    slow_but([torch.float16, torch.bfloat16, torch.float32], [torch.float16]),
     ids=str,
 )
 @pytest.mark.parametrize("name", one_of_each(MIXERS))

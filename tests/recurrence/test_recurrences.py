@@ -86,7 +86,7 @@ def test_gradients_agree(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", KERNELS_DTYPES, ids=str)
-@each_case
+@each_kind
 def test_every_kernel_agrees(case: Case, dtype: torch.dtype) -> None:
     shape = Shape(t=67)
     streams, state = case.streams(shape, dtype), case.start(shape, dtype)

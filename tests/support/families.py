@@ -6,13 +6,13 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
-import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fastweights.linearize import LinearAttentionConfig, branches, linearize
+from kinds import slow_but
 
 VOCABULARY = 61
 LAYERS = 3
@@ -70,10 +70,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
 FAMILIES = {family: fields for families, fields in _GROUPS.items() for family in families.split()}
 """Types of models, and what their configurations need besides `SIZES`."""
 _EACH_TIME = ("gpt2", *(families.split()[0] for families in _GROUPS))
-SOME_FAMILIES = [
-    pytest.param(family, marks=() if family in _EACH_TIME else pytest.mark.slow)
-    for family in FAMILIES
-]
+SOME_FAMILIES = slow_but(FAMILIES, _EACH_TIME)
 """One of each group every time, and the others with the slow tests."""
 
 

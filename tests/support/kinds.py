@@ -7,7 +7,7 @@ as those to come, by the slow suite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -52,12 +52,16 @@ def first_of_each(names: Iterable[str], kind: Callable[[str], Kind] = kind_of) -
     return list({kind(name): name for name in reversed(list(names))}.values())
 
 
+def slow_but(values: Iterable[Any], always: Container[Any]) -> list[Any]:
+    """Values as parameters of a test, marked `slow` unless they are among `always`."""
+    slow = pytest.mark.slow
+    return [pytest.param(value, marks=() if value in always else slow) for value in values]
+
+
 def one_of_each(names: Iterable[str], kind: Callable[[str], Kind] = kind_of) -> list[Any]:
     """The names as parameters of a test, all but the first of each kind marked `slow`."""
     names = list(names)
-    always = first_of_each(names, kind)
-    slow = pytest.mark.slow
-    return [pytest.param(name, marks=() if name in always else slow) for name in names]
+    return slow_but(names, first_of_each(names, kind))
 
 
 def one_of_each_rule(cases: Iterable[Case]) -> list[Any]:

@@ -41,6 +41,7 @@ from fastweights.training.data.tokenizers import token_ids
 from fastweights.training.language.plot import plot
 from fastweights.training.loop.optimizers import matrices
 from killable_runs import launch_two, sitting, tiny
+from kinds import slow_but
 
 KILLED = -9
 PROSE = "Où l'on mange\t« bien » :\r\n\n  日本語, emoji 🧑‍🚀, a\u0301, \x00 and   spaces \n"
@@ -163,15 +164,12 @@ def test_nats_per_byte_count_bytes_not_tokens(folder):
         ("missing.txt", None, "no text found at .*missing.txt"),
         ("empty.txt", b"", "empty.txt is empty"),
         ("blank.txt", b" \n\n", "blank.txt is empty"),
-        ("latin.txt", "é".encode("latin-1") * 9, "latin.txt is not UTF-8 at byte 0"),
-        ("not.txt.gz", b"plain", "cannot read .*not.txt.gz"),
         ("cut.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:-12], "cannot read .*cut.txt.gz"),
         (
             "bad.jsonl",
             b'{"text": "a"}\n{"txt": "b"}\n',
             'bad.jsonl, line 2 has .*"txt": str.* "text"',
         ),
-        ("number.jsonl", b'{"text": 3}\n', 'number.jsonl, line 1 has .*"text": int'),
         ("torn.jsonl", b'{"text": "a"}\n{"te', "torn.jsonl, line 2"),
         ("one.txt", b"a", "too few to split"),
         ("short.txt", b"a short text", "10 tokens, fewer than one sequence of 16"),
@@ -357,8 +355,8 @@ def last_through(config, out: Path, calls) -> int:
     raise AssertionError("never came to an end")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
     generator = random.Random(seed)
     calls = (generator.randrange(20, 70) for _ in range(100))
@@ -367,8 +365,8 @@ def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
     assert not list((tmp_path / "out").rglob("*.partial"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("calls", range(100))
+@pytest.mark.long
+@pytest.mark.parametrize("calls", slow_but(range(100), (45,)))
 def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
     last_through(tiny(folder), tmp_path / "out", [calls, None])
     assert outcome(tmp_path / "out") == undisturbed

@@ -188,7 +188,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path):
 # Sharded parameters
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sharded_matrices_are_updated_as_whole_ones(tmp_path):
     launch_two(_compare_shards, tmp_path)
     assert (tmp_path / "0").exists()
