@@ -59,7 +59,10 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
         "rule = 'gla' without a window has no attention weights that the transfer could compare",
     ),
     "window of a rule without": (["--rule", "supra"], "take window = 0, or rule = 'lightning'"),
-    "sinks without a window": (["--window", "0", "--sinks", "2"], "take a window above 0"),
+    "sinks without a window": (
+        ["--recipe", "lolcats", "--window", "0", "--sinks", "2"],
+        "take a window above 0",
+    ),
     "gates of a rule without": (["--gates", "pooled"], "which has no gates; take one of gla"),
     "more landmarks than keys": (
         ["--recipe", "landmarks", "--feature-dim", "8193"],
