@@ -37,7 +37,7 @@ from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
 from fastweights.train import Bytes, CheckpointError
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import leave_processes
-from fastweights.training.loop.report import Phase, Reporter
+from fastweights.training.loop.report import Reporter, WorkDone
 from killable_runs import FORKS, kill_at, launch_two
 from pretrained import llama
 from tolerances import SAME, assert_close
@@ -450,10 +450,10 @@ def test_without_a_layer_to_keep_none_is_ranked(source, tmp_path):
 
 
 def test_all_that_takes_long_is_told(source, tmp_path):
-    heard = dict[str, list[Phase]]()
+    heard = dict[str, list[WorkDone]]()
 
     class Heard(Reporter):
-        def phase(self, phase: Phase) -> None:
+        def phase(self, phase: WorkDone) -> None:
             heard.setdefault(phase.what, []).append(phase)
 
     landmarks = LinearAttentionConfig("landmarks", 2, window=4)
@@ -470,7 +470,7 @@ def test_a_measurement_stops_when_it_is_asked_to(source, tmp_path):
     small, out, told = conversion(source), tmp_path / "run", list[str]()
 
     class Heard(Reporter):
-        def phase(self, phase: Phase) -> None:
+        def phase(self, phase: WorkDone) -> None:
             told.append(phase.what)
 
     stop = lambda: "sampling" in told  # noqa: E731

@@ -53,7 +53,7 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(steps, "write_report", lambda model, batch, out, folder: None)
+    monkeypatch.setattr(steps, "write_report", lambda *_: None)
 
 
 def adapted(**changes) -> AdaptationConfig:
@@ -156,7 +156,7 @@ class KillAfter(Reporter):
 
 
 def _sit(whole: Conversion, out: Path, verb: str, calls: int) -> None:
-    steps.write_report = lambda model, batch, out, folder: None
+    steps.write_report = lambda *_: None
     run_conversion(whole, out, reporter=KillAfter(verb, calls))
 
 

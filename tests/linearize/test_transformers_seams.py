@@ -224,7 +224,8 @@ def test_every_seam_is_asked_for() -> None:
 
 def test_no_other_file_touches_private_parts_of_others() -> None:
     package = Path(seams.__file__).parents[1]
-    private = re.compile(r"(?<!self)(?<!cls)(?<!super\(\))\._[a-z]\w*|\.__class__\b")
+    # a tensor's _version is documented in torch's notes on autograd
+    private = re.compile(r"(?<!self)(?<!cls)(?<!super\(\))\._(?!version\b)[a-z]\w*|\.__class__\b")
     found = {
         f"{path.name}: {match}"
         for path in package.rglob("*.py")

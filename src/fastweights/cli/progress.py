@@ -19,7 +19,7 @@ from rich.progress import (
 
 from fastweights.render.units import bytes_in_words
 from fastweights.training.loop.metrics import Row
-from fastweights.training.loop.report import Phase, Reading, Reporter, Summary
+from fastweights.training.loop.report import Reading, Reporter, Summary, WorkDone
 
 SHOWN_LAYERS = 8
 """Layers whose losses a line of progress has room for."""
@@ -83,7 +83,7 @@ class Lines(Reporter):
             f" {bytes_in_words(reading.read / reading.seconds)}/s, {reading.tokens:,} tokens"
         )
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: WorkDone) -> None:
         if not phase.done:
             self._phase_quiet_until = QUIET
         if phase.seconds < self._phase_quiet_until or phase.done == phase.total:
@@ -148,7 +148,7 @@ class Bar(Lines):
         if "val_loss" in row:
             super().progress(row)
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: WorkDone) -> None:
         if not phase.done:
             self._show(None)
             self._phases = self._count_pieces()

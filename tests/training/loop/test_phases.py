@@ -9,15 +9,16 @@ from rich.console import Console
 
 from fastweights.cli.progress import Bar, Lines
 from fastweights.errors import Stopped
+from fastweights.training.loop import processes
 from fastweights.training.loop.processes import LOOKS, Alone
-from fastweights.training.loop.report import Phase, Reporter, Reporters, follow
+from fastweights.training.loop.report import Reporter, Reporters, WorkDone, follow
 
 
 class Heard(Reporter):
     def __init__(self) -> None:
-        self.phases = list[Phase]()
+        self.phases = list[WorkDone]()
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: WorkDone) -> None:
         self.phases.append(phase)
 
 
@@ -39,12 +40,15 @@ def test_work_ends_before_the_piece_after_the_question() -> None:
     assert done == [0, 1, 0, 1]
 
 
-def test_one_process_is_asked_before_every_part_of_a_validation() -> None:
+def test_a_validation_by_one_process_asks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard()
-    group = Alone().watched(lambda: len(heard.phases) == LOOKS // 2, heard)
+    group = Alone().watched(lambda: len(heard.phases) >= 3, heard)
+    assert len([*group.share(range(LOOKS))]) == LOOKS
+    heard.phases.clear()
+    monkeypatch.setattr(processes, "BETWEEN_QUESTIONS", 0.0)
     with pytest.raises(Stopped):
         list(group.share(range(LOOKS)))
-    assert [phase.done for phase in heard.phases] == [*range(LOOKS // 2)]
+    assert [phase.done for phase in heard.phases] == [0, 1, 2]
     assert heard.phases[0].what == "validating"
 
 
@@ -52,7 +56,7 @@ def test_lines_say_what_is_done_and_the_time_left_now_and_then() -> None:
     screen = io.StringIO()
     lines = Lines(Console(file=screen, width=100))
     for done, seconds in enumerate((0.0, 4.0, 11.0, 12.0, 21.0, 25.0)):
-        lines.phase(Phase("ranking layers", done, 5, seconds))
+        lines.phase(WorkDone("ranking layers", done, 5, seconds))
     assert screen.getvalue() == (
         "ranking layers: 2 of 5, 0:00:16 left\nranking layers: 4 of 5, 0:00:05 left\n"
     )
@@ -63,9 +67,9 @@ def test_a_terminal_shows_one_bar_at_a_time() -> None:
     console = Console(file=screen, force_terminal=True, width=100)
     with Bar(console) as bar:
         for done in range(3):
-            bar.phase(Phase("placing landmarks", done, 2, float(done)))
+            bar.phase(WorkDone("placing landmarks", done, 2, float(done)))
         bar.note("placed")
-        bar.phase(Phase("validating", 0, 2, 0.0))
+        bar.phase(WorkDone("validating", 0, 2, 0.0))
     shown = screen.getvalue()
     assert "placing landmarks," in shown
     assert "placing landmarks," not in shown[shown.index("placed\n") :]

@@ -32,8 +32,9 @@ BETWEEN_LOOKS = 0.02
 """Seconds between two looks at how far another process is."""
 BUCKET = 1 << 23
 """Numbers of gradients that are averaged at once, or more where the last one is larger."""
-LOOKS = 16
-"""Parts of a validation by several processes from one look at whether to stop to the next."""
+LOOKS, BETWEEN_QUESTIONS = 16, 0.5
+"""Parts of a validation by several processes, and seconds of one by a single process, from one look
+at whether to stop to the next."""
 DONE, FAILED = "done", "failed"
 _GLOO = "gloo", "pair closure"  # what its errors say, which have no type of their own
 _TURNS = itertools.count()
@@ -80,13 +81,18 @@ class Processes(ABC):
 
     def watched(self, stop: Callable[[], bool], reporter: Reporter) -> Self:
         """Return this group with a `share` that tells the first process's reporter of every part,
-        and raises Stopped, in all processes together, where `stop()` is True in one of them; every
-        so many parts it looks."""
+        and raises Stopped, in all processes together, where `stop()` is True in one of them; now
+        and then it looks."""
         group, told = copy(self), reporter if self.is_first else Reporter()
-        every, asked = LOOKS if self.count > 1 else 1, itertools.count(1)
+        parts, looked = itertools.count(1), time.monotonic()
 
         def stops() -> bool:
-            return next(asked) % every == 0 and self.any(stop())
+            nonlocal looked
+            if self.count > 1:
+                return next(parts) % LOOKS == 0 and self.any(stop())
+            due = time.monotonic() - looked >= BETWEEN_QUESTIONS
+            looked = time.monotonic() if due else looked
+            return due and stop()
 
         group._watch = lambda turns: follow(turns, "validating", told, stops)
         return group

@@ -98,7 +98,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Phase:
+class WorkDone:
     """How far some work beside the training has come.
 
     Attributes:
@@ -129,7 +129,7 @@ class Reporter:
     def reading(self, reading: Reading) -> None:
         """Called now and then while a text is read and tokenized."""
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: WorkDone) -> None:
         """Called after every piece of work beside the training."""
 
 
@@ -155,7 +155,7 @@ class Reporters(Reporter):
         for reporter in self._reporters:
             reporter.reading(reading)
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: WorkDone) -> None:
         for reporter in self._reporters:
             reporter.phase(phase)
 
@@ -183,7 +183,7 @@ def follow(
     Args:
         pieces: The pieces.
         what: What the work is.
-        reporter: Receives a `Phase` before the first piece and after each.
+        reporter: Receives a `WorkDone` before the first piece and after each.
         stop: Asked before each piece.
 
     Raises:
@@ -193,6 +193,6 @@ def follow(
     for done, piece in enumerate(pieces):
         if stop():
             raise Stopped
-        reporter.phase(Phase(what, done, total, time.monotonic() - start))
+        reporter.phase(WorkDone(what, done, total, time.monotonic() - start))
         yield piece
-    reporter.phase(Phase(what, total, total, time.monotonic() - start))
+    reporter.phase(WorkDone(what, total, total, time.monotonic() - start))
