@@ -141,6 +141,8 @@ def is_followed_on(gradients: Sequence[Any]) -> bool:
 
 def require_one_at_a_time(gradients: Sequence[Any], what: str) -> None:
     """Raise for gradients that ``is_grads_batched`` has made one of many."""
+    if torch.compiler.is_compiling():  # whose tensors are of no batch, and which cannot ask
+        return
     if any(isinstance(g, Tensor) and _C.is_legacy_batchedtensor(g) for g in gradients):
         raise NotImplementedError(
             f"{what} takes no batch of gradients; call torch.autograd.grad for one after the other,"
@@ -150,6 +152,6 @@ def require_one_at_a_time(gradients: Sequence[Any], what: str) -> None:
 
 def _is_batch(gradient: Any) -> bool:
     """Whether vmap stands behind a tensor, torch.func's or that of ``is_grads_batched``."""
-    if not isinstance(gradient, Tensor):
+    if torch.compiler.is_compiling() or not isinstance(gradient, Tensor):
         return False
     return _C.is_batchedtensor(gradient) or _C.is_legacy_batchedtensor(gradient)

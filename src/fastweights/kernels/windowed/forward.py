@@ -120,10 +120,10 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
         arranged.tokens(s.expand(b, t, g, -1))
         for s in (recurrence.k, recurrence.v, features(recurrence.fk))
     )
-    cached[2] = recurrence.cached_features(cached[0], cached[2])
+    before = (*cached[:2], recurrence.cached_features(cached[0], cached[2]))
     keys, values, mapped = (
         F.pad(torch.cat([old, new], 2), (0, 0, w - old.shape[2], plan.length - t))
-        for old, new in zip(cached, own, strict=True)
+        for old, new in zip(before, own, strict=True)
     )
 
     # S takes up keys that are there and have left the window; absent values sum to nothing
