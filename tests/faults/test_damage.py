@@ -317,7 +317,7 @@ def test_a_signal_while_it_validates(undisturbed, tmp_path, told, step):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LanguageModelStage, "_read", read)
-        patch.setattr(processes, "LOOKS", 1)
+        patch.setattr(processes, "BETWEEN_QUESTIONS", 0.0)
         said = undisturbed.run(out)
     assert said.status == 143
     assert len(seen) == 1
