@@ -9,7 +9,7 @@ that kernel's too: states are kept at block starts only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.mesa import Mesa
 from fastweights.recurrence.solvers import (
     ChunkGram,
-    ImplicitSolve,
     Solver,
     UnrolledSolver,
+    attach_solution,
     decays_alone,
 )
 
@@ -36,45 +36,45 @@ of the system.
 """
 
 
-@dataclass(frozen=True)
-class BlockwiseSolve:
-    """`solver` on one time block after the other."""
+def solve_blockwise(solver: Solver, b: Tensor, *system: Any) -> Tensor:
+    """q* by `solver`, one time block after the other; a partial of it is a `Solve`."""
+    plan = BlockPlan.of(CHUNK, b.shape[0] * b.shape[2], b.shape[1])
+    pieces = []
+    for span, gram in _blocks(plan, *system):
+        rows = plan.tiles(b[:, span], system[0].dtype)
+        solved = solver.solve(gram, rows.flatten(0, 2)).x.view_as(rows)
+        pieces.append(plan.untile(solved, span.stop - span.start))
+    return torch.cat(pieces, dim=1)
 
-    solver: Solver
-    plan: BlockPlan
 
-    def __call__(self, b: Tensor, *system: Any) -> Tensor:
-        pieces = []
-        for span, gram in self._blocks(*system):
-            rows = self.plan.tiles(b[:, span], system[0].dtype)
-            solved = self.solver.solve(gram, rows.flatten(0, 2)).x.view_as(rows)
-            pieces.append(self.plan.untile(solved, span.stop - span.start))
-        return torch.cat(pieces, dim=1)
+def _blocks(
+    plan: BlockPlan,
+    state: Tensor,
+    k: Tensor,
+    beta: Tensor,
+    ridge: Tensor,
+    log_decay: Tensor | None,
+) -> Iterator[tuple[slice, ChunkGram]]:
+    """Each time block with the operator of its chunks."""
+    log_decay = torch.zeros_like(k[..., :1]) if log_decay is None else log_decay
+    for span in plan.spans(k.shape[1]):
+        streams = slice_streams(span, k, beta, ridge, log_decay)
+        streams[2] = _pad_ridge(streams[2], plan.chunk)
+        keys, strength, diagonal, decay = (plan.tiles(s, state.dtype) for s in streams)
+        # H before every chunk from what each adds to it, keys decayed to the chunk's end
+        decays = decays_alone(decay)
+        assert decays.carry is not None
+        starts, state = _starts(state, (decays.key * keys).mT @ (strength * keys), decays.carry)
+        parts = (decays.inner, decays.query, starts, keys, strength, diagonal)
+        yield span, ChunkGram(*(s.flatten(0, 2) for s in parts))
 
-    def _blocks(
-        self, state: Tensor, k: Tensor, beta: Tensor, ridge: Tensor, log_decay: Tensor | None
-    ) -> Iterator[tuple[slice, ChunkGram]]:
-        """Each time block with the operator of its chunks."""
-        log_decay = torch.zeros_like(k[..., :1]) if log_decay is None else log_decay
-        for span in self.plan.spans(k.shape[1]):
-            streams = slice_streams(span, k, beta, ridge, log_decay)
-            streams[2] = self._pad_ridge(streams[2])
-            keys, strength, diagonal, decay = (self.plan.tiles(s, state.dtype) for s in streams)
-            # H before every chunk from what each adds to it, keys decayed to the chunk's end
-            decays = decays_alone(decay)
-            assert decays.carry is not None
-            starts, state = _starts(state, (decays.key * keys).mT @ (strength * keys), decays.carry)
-            parts = (decays.inner, decays.query, starts, keys, strength, diagonal)
-            yield span, ChunkGram(*(s.flatten(0, 2) for s in parts))
 
-    def _pad_ridge(self, ridge: Tensor) -> Tensor:
-        """Λ, and behind the end of the last chunk its last: H stays as it was there, and definite
-        with that one.
-        """
-        behind = -ridge.shape[1] % self.plan.chunk
-        return (
-            torch.cat([ridge, ridge[:, -1:].expand(-1, behind, -1, -1)], dim=1) if behind else ridge
-        )
+def _pad_ridge(ridge: Tensor, chunk: int) -> Tensor:
+    """Λ, and behind the end of the last chunk its last: H stays as it was there, and definite with
+    that one.
+    """
+    behind = -ridge.shape[1] % chunk
+    return torch.cat([ridge, ridge[:, -1:].expand(-1, behind, -1, -1)], dim=1) if behind else ridge
 
 
 def _starts(state: Tensor, written: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def solve_and_read(solve: Solve, recurrence: Mesa, state: State) -> tuple[Tensor
     product, gram = run_fastest(Decay(x, k, beta * k, log_decay), gram)
     if torch.is_grad_enabled() and not unrolled:
         # x as a function of the residual q - (H + Λ) x, which is differentiable in all the streams
-        x = ImplicitSolve.apply(solve, multiply, q - product - ridge * x, x, q, *system)
+        x = attach_solution(solve, multiply, q - product - ridge * x, x, q, *system)
     # o_t = x_t G_t, and G_t is the state of a decay with values βv
     o, memory = run_fastest(Decay(x, k, beta * v, log_decay), memory)  # type: ignore[arg-type]
     return o.to(recurrence.output), recurrence.final_state(gram, memory)
@@ -122,10 +122,7 @@ def multiply(x: Tensor, *system: Any) -> Tensor:
 
 def blockwise_mesa(recurrence: Mesa, state: State) -> tuple[Tensor, State]:
     """(o, final state)."""
-    b, t, h = recurrence.shape
-    return solve_and_read(
-        BlockwiseSolve(recurrence.solver, BlockPlan.of(CHUNK, b * h, t)), recurrence, state
-    )
+    return solve_and_read(partial(solve_blockwise, recurrence.solver), recurrence, state)
 
 
 BLOCKED_MESA = Kernel("blocked mesa (torch)", Mesa, blockwise_mesa, opaque=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,37 +83,12 @@ def bounded_exp(x: Tensor) -> Tensor:
 def complement_root(log_alpha: Tensor) -> Tensor:
     """Compute √(1 - α²), with a slope of at most `STEEPEST` as α tends to 1 (Griffin's code)."""
     square = -torch.expm1(2 * log_alpha)
-    return _BoundedRoot.apply(square) if torch.is_grad_enabled() else square.sqrt()  # type: ignore[return-value]
-
-
-class _BoundedRoot(torch.autograd.Function):
-    """√x, whose derivative 1 / √(4x) is at most `STEEPEST`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.sqrt()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return gradients[0] * _slope_of_root(x)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return tangents[0] * _slope_of_root(x)
-
-
-def _slope_of_root(x: Tensor) -> Tensor:
-    return (4 * x).clamp(min=STEEPEST**-2).rsqrt()
+    if not torch.is_grad_enabled():
+        return square.sqrt()
+    steepest = STEEPEST**-2 / 4  # where the slope 1 / √(4x) reaches the bound
+    fixed = square.detach()
+    near = fixed.sqrt() + STEEPEST * (square - fixed)
+    return torch.where(fixed < steepest, near, square.clamp(min=steepest).sqrt())
 
 
 def log_gate(x: Tensor, lower: float) -> Tensor:

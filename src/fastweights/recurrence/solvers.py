@@ -445,10 +445,26 @@ def solve_implicitly(
         x = solve(b.detach(), *(None if s is None else s.detach() for s in theta))
     if not torch.is_grad_enabled() and transform_here() is None:
         return x
-    return ImplicitSolve.apply(solve, product, b - product(x, *theta), x, b, *theta)  # type: ignore[return-value]
+    return attach_solution(solve, product, b - product(x, *theta), x, b, *theta)
 
 
-class ImplicitSolve(torch.autograd.Function):
+def attach_solution(
+    solve: Callable[..., Tensor],
+    product: Callable[..., Tensor],
+    residual: Tensor,
+    x: Tensor,
+    b: Tensor,
+    *theta: Tensor | None,
+) -> Tensor:
+    """x, a constant, as a function of the residual b - A(θ) x, of b and of θ (see
+    `_ImplicitSolve`).
+    """
+    # torch.compile takes no function with a jvp, and never asks for one
+    function = _ImplicitSolve if torch.compiler.is_compiling() else _FollowedSolve
+    return function.apply(solve, product, residual, x, b, *theta)  # type: ignore[return-value]
+
+
+class _ImplicitSolve(torch.autograd.Function):
     """x as a function of the residual b - A(θ) x, in which it is a constant, of b and of θ.
 
     With A = H + Λ, dx = A⁻¹ d(residual), and A is symmetric: the residual's gradient e* is one more
@@ -479,6 +495,10 @@ class ImplicitSolve(torch.autograd.Function):
         wanted = ctx.needs_input_grad[5:]
         found = gradients_of(partial(ctx.product, x), theta, wanted, (-e,))
         return None, None, None, None, e, *found
+
+
+class _FollowedSolve(_ImplicitSolve):
+    """One that forward-mode differentiation follows too."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -8,13 +8,13 @@ falling at bfloat16's precision. G, and the gradients, are `Decay`'s.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastweights.kernels.blocks import BlockPlan
-from fastweights.kernels.mesa import CHUNK, BlockwiseSolve, multiply
+from fastweights.kernels.mesa import multiply, solve_blockwise
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import Chunks, block_of, state_tiles, walk_time
@@ -184,10 +184,8 @@ def mesa_backward(
 def _define(settings: MesaSettings, streams: Streams) -> tuple[Tensor, Any]:
     start, q, k, beta, log_decay, ridge = (None if s is None else s.float() for s in streams)
     assert None not in (start, q, k, beta, ridge)
-    b, t, h, _ = q.shape  # type: ignore[union-attr]
-    solver = ConjugateGradient(settings.max_steps, settings.tol or None)
-    blocks = BlockwiseSolve(solver, BlockPlan.of(CHUNK, b * h, t))
-    x = solve_implicitly(blocks, multiply, q, start, k, beta, ridge, log_decay)  # type: ignore[arg-type]
+    solve = partial(solve_blockwise, ConjugateGradient(settings.max_steps, settings.tol or None))
+    x = solve_implicitly(solve, multiply, q, start, k, beta, ridge, log_decay)  # type: ignore[arg-type]
     _, last = run_fastest(Decay(k, k, beta * k, log_decay), start)  # type: ignore[arg-type, operator]
     return x.to(streams[1].dtype), last  # type: ignore[union-attr]
 
