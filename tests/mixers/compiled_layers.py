@@ -35,11 +35,21 @@ def test_compiled_kernels_agree(name: str) -> None:
     """In float32, where the compiled extension is an operator of the graph, which functions must
     not alter.
     """
-    check(next(layer for layer in LAYERS if layer.name == name), torch.float32, "aot_eager")
+    check(_layer(name), torch.float32, "aot_eager")
 
 
-def check(layer: Layer, dtype: torch.dtype, backend: str) -> None:
-    mixer, x = layer.build(dtype), inputs(1, 9, dtype=dtype)
+@pytest.mark.parametrize("name", ["metala", "deltanet", "mesa", "gated_deltaproduct"])
+def test_compiled_blocks_agree(name: str) -> None:
+    """Of several chunks."""
+    check(_layer(name), torch.float64, "eager", tokens=150)
+
+
+def _layer(name: str) -> Layer:
+    return next(layer for layer in LAYERS if layer.name == name)
+
+
+def check(layer: Layer, dtype: torch.dtype, backend: str, tokens: int = 9) -> None:
+    mixer, x = layer.build(dtype), inputs(1, tokens, dtype=dtype)
     compiled = torch.compile(mixer, backend=backend, fullgraph=True)
     want, state = mixer(x)
     y, final = compiled(x)

@@ -120,7 +120,11 @@ def slice_streams(span: slice, *streams: Tensor | None) -> list[Any]:
 
 def decay_into(state: Tensor, m: Tensor | None, n: int, out: Tensor) -> Tensor:
     """m_n ⊙ state, written to `out`."""
-    return out.copy_(state) if m is None else torch.mul(state, m[:, :, n], out=out)
+    if m is None:
+        return out.copy_(state)
+    if torch.compiler.is_compiling():  # which takes contiguous outputs alone
+        return out.copy_(state * m[:, :, n])
+    return torch.mul(state, m[:, :, n], out=out)
 
 
 def state_gradient_of_middle(

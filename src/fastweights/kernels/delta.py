@@ -266,10 +266,7 @@ class _ErasingChunks(NamedTuple):
             found = keys[:, :, n] @ written[:, :, n]
             if beside is not None:
                 found += beside[:, :, n]
-            if carry is None:
-                torch.add(found, before[:, :, n], out=after[:, :, n])
-            else:
-                torch.addcmul(found, carry[:, :, n], before[:, :, n], out=after[:, :, n])
+            after[:, :, n] = _add(found, before[:, :, n], None if carry is None else carry[:, :, n])
             state = decay_into(after[:, :, n], m, n, out=last)
         return _States(before, after), written, state
 

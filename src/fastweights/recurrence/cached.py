@@ -27,7 +27,14 @@ from fastweights.recurrence.streams import (
     lazy_property,
     require_width,
 )
-from fastweights.recurrence.timeline import FORGOTTEN, Passage, Timeline, insert_forgotten, newest
+from fastweights.recurrence.timeline import (
+    FORGOTTEN,
+    Passage,
+    Timeline,
+    insert_forgotten,
+    newest,
+    zero_or_more,
+)
 from fastweights.shapes import GroupKeys, GroupValues, Keys, Map, Mask, Output, PerToken
 
 Cache = tuple[Tensor, ...]
@@ -220,7 +227,7 @@ class CacheRule(Recurrence[Cache]):
         if self.span is None:
             return cache
         if self.sees_its_own_alone(seen):
-            first = torch.sym_max(len(self) - (self.span - 1), 0)
+            first = zero_or_more(len(self) - (self.span - 1))
             *tokens, age = cache
             return *(part[:, :, first:].clone() for part in tokens), age[:, first:].clone()
         return _keep_newest(cache, self.span - 1)

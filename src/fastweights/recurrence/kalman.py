@@ -67,9 +67,8 @@ class Kalman(MatrixRule[Moments]):
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        (memory,) = super().state_shapes
-        *heads, k, _ = memory
-        return (*heads, k, k), memory
+        (b, _, h), k = self.shape, self.q.shape[-1]
+        return (b, h, k, k), (b, h, k, self.values)
 
     def step(self, state: Moments) -> tuple[Output, Moments]:
         gram, memory = state

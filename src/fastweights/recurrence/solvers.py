@@ -159,7 +159,7 @@ class Solver(ABC):
     ) -> Tensor:
         """Solve for the operator ``build(*theta)``, differentiably in b and θ by solving once
         more."""
-        return solve_implicitly(_Solve(self, build), _OperatorProduct(build), b, *theta)
+        return solve_implicitly(partial(_solve, self, build), partial(_multiply, build), b, *theta)
 
     def repeat(
         self, step: Callable[[Any, Parts], Parts], operator: Operator, start: Parts, count: int
@@ -414,21 +414,12 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(zero, 0, a / torch.where(zero, 1, b))
 
 
-@dataclass(frozen=True)
-class _Solve:
-    solver: Solver
-    build: Callable[..., Operator]
-
-    def __call__(self, b: Tensor, *theta: Tensor) -> Tensor:
-        return self.solver.solve(self.build(*theta), b).x
+def _solve(solver: Solver, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+    return solver.solve(build(*theta), b).x
 
 
-@dataclass(frozen=True)
-class _OperatorProduct:
-    build: Callable[..., Operator]
-
-    def __call__(self, x: Tensor, *theta: Tensor) -> Tensor:
-        return self.build(*theta).apply(x)
+def _multiply(build: Callable[..., Operator], x: Tensor, *theta: Tensor) -> Tensor:
+    return build(*theta).apply(x)
 
 
 def solve_implicitly(

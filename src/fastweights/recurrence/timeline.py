@@ -17,12 +17,17 @@ FORGOTTEN = 1 << 40
 """The age of a cached token that no query will see again."""
 
 
+def zero_or_more(count: int) -> int:
+    """The larger of a number and 0; of a length that torch.export knows by a symbol, a symbol."""
+    return torch.sym_max(count, 0) if isinstance(count, torch.SymInt) else max(count, 0)
+
+
 def newest(age: Tensor, count: int) -> Tensor:
     """``[b ≤ count]``: those of the tokens with ages ``[b s]`` that the next ones will see longest,
     oldest first, forgotten ones in front.
     """
     order = age.argsort(dim=1, stable=True, descending=True)
-    return order[:, torch.sym_max(order.shape[1] - count, 0) :]
+    return order[:, zero_or_more(order.shape[1] - count) :]
 
 
 def insert_forgotten(
