@@ -15,6 +15,8 @@ from fastweights.mixers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.loop.stage import go_backward
 
+pytestmark = pytest.mark.sampled
+
 MODELS = {
     name: [{"name": name}]
     for name in ("metala", "gated_deltanet", "mesa", "mamba2", "softmax", "mamba", "swa", "rglru")

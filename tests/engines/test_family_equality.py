@@ -10,6 +10,8 @@ from family_readings import difference, modelling_file, read, widen
 from fastweights.engines.transformers import patch_transformers
 from transformers_families import build_family, present_families
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.fixture(scope="module", params=present_families())
 def model(request: pytest.FixtureRequest) -> Iterator[nn.Module]:

@@ -20,7 +20,7 @@ from fastweights.engines.transformers import patch_transformers
 from fastweights.engines.transformers.packing import MASKS
 from transformers_families import build_family
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.sampled, pytest.mark.usefixtures("unchecked")]
 MODELS = "transformers.models"
 LFM2 = {"lfm2.causal_conv1d_fn", "lfm2.causal_conv1d_update"}
 SEEN = (modeling_lfm2, modeling_mamba)

@@ -41,6 +41,7 @@ each_hybrid = pytest.mark.parametrize("family", HYBRIDS)
 """Whose caches hold states of both kinds."""
 one_family = pytest.mark.parametrize("family", slow_but(FAMILIES, ("bamba",)))
 pytestmark = [
+    pytest.mark.sampled,
     pytest.mark.usefixtures("unchecked"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*(target_parameters|_pattern keys):RuntimeWarning"),

@@ -21,7 +21,7 @@ from reference_models import ORIGINALS, VOCABULARY, prompt, stirred
 from tiny import tiny
 from tolerances import TOLERANCE
 
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.sampled, pytest.mark.usefixtures("unchecked")]
 ONE_WAY = "RWKV-4"
 """The norm of its embeddings is applied to them, and no embeddings of ours are normalised."""
 

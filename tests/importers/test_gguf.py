@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +77,15 @@ def hub(monkeypatch, tmp_path) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_gguf_file_is_a_model_wherever_one_is_named(tmp_path, hub, capsys, caplog) -> None:
+def test_a_gguf_file_is_a_model_wherever_one_is_named(tmp_path, hub, capsys) -> None:
+    heard = MemoryHandler(100)
+    logging.getLogger("fastweights").addHandler(heard)
     file, model = tmp_path / "tiny.gguf", llama(dtype=torch.float32, vocab_size=len(WORDS))
     write(model, file)
     folder = Path(model_source(file))
     assert folder.parent == hub / "fastweights"
-    [said] = [record.getMessage() for record in caplog.records if record.name == "fastweights"]
+    logging.getLogger("fastweights").removeHandler(heard)
+    [said] = [record.getMessage() for record in heard.buffer]
     assert said.startswith(f"{file} is dequantised: ")
     ids = torch.arange(1, 9)[None]
     with torch.no_grad():

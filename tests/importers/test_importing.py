@@ -47,7 +47,7 @@ from tolerances import TOLERANCE
 each_precision = pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64], ids=str
 )
-pytestmark = pytest.mark.usefixtures("unchecked")
+pytestmark = [pytest.mark.sampled, pytest.mark.usefixtures("unchecked")]
 
 
 def assert_small(found: Difference, dtype: torch.dtype) -> None:

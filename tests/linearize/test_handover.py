@@ -41,6 +41,8 @@ from fastweights.training.data.tokenizers import Bytes, TextStream
 from pretrained import linear_llama
 from tolerances import SAME, assert_close, error
 
+pytestmark = pytest.mark.sampled
+
 PROMPT = 15
 
 

@@ -47,6 +47,8 @@ from fastweights.linearize import (
 )
 from tolerances import SAME, assert_close, error
 
+pytestmark = pytest.mark.sampled
+
 WINDOWS = (0, 1, 2, 4)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_window = pytest.mark.parametrize("window", WINDOWS)

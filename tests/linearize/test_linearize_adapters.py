@@ -19,6 +19,8 @@ from fastweights.linearize.evaluate.logits import teacher_logits
 from fastweights.training.language.adapters import LoRA, merge_adapters
 from tolerances import SAME, error
 
+pytestmark = pytest.mark.sampled
+
 ANALOGS = {
     **{rule: LinearAttentionConfig(rule=rule, window=4) for rule in RULES if rule != "supra"},
     "supra": LinearAttentionConfig(rule="supra", window=0),

@@ -29,6 +29,8 @@ from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
 from tolerances import SAME, error
 
+pytestmark = pytest.mark.sampled
+
 CONVOLVED = {
     rule: LinearAttentionConfig(rule=rule, window=0, convolution=size)
     for rule, size in (("windowed", 2), ("gla", 4), ("gated_deltanet", 4), ("mesa", 3))

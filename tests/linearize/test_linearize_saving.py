@@ -38,6 +38,8 @@ from fastweights.linearize import (
 from tolerances import SAME, error
 from transformers_log import transformers_warnings
 
+pytestmark = pytest.mark.sampled
+
 LORA = {
     "task_type": "CAUSAL_LM",
     "r": 4,

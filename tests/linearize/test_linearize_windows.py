@@ -34,6 +34,8 @@ from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, only_br
 from fastweights.linearize.evaluate.comparison import ablations, difference_with_full_window
 from tolerances import SAME, error
 
+pytestmark = pytest.mark.sampled
+
 BESIDE = {
     **{rule: LinearAttentionConfig(rule=rule, window=4) for rule in RULES if rule != "supra"},
     "gla-own": LinearAttentionConfig(rule="gla", window=3, shared=False),

@@ -50,6 +50,8 @@ from planted import INDUCTION, planted_student, repeated_symbols
 from pretrained import linear_llama, llama, stream
 from tolerances import assert_close
 
+pytestmark = pytest.mark.sampled
+
 LAYERS = (0, 1, 2)
 
 

@@ -17,6 +17,8 @@ from kinds import form_of, one_of_each, slow_but
 from pretrained import VOCABULARY, linear_llama, llama
 from tiny import LAYERS, tiny
 
+pytestmark = pytest.mark.sampled
+
 NEW = 12
 LONG = LAST + WORTH_READING_APART + 5
 each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))

@@ -23,6 +23,8 @@ from oracles.rules import softmax
 from tiny import VOCABULARY, tiny, tiny_config, tokens
 from tolerances import array, assert_close
 
+pytestmark = pytest.mark.sampled
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "layer norm": {"norm": "layer", "norm_eps": 0.1},

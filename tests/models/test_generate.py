@@ -15,6 +15,8 @@ from fastweights.generate import Sampler
 from kinds import form_of, one_of_each
 from tiny import LAYERS, VOCABULARY, tiny, tokens
 
+pytestmark = pytest.mark.sampled
+
 each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 NEW = 6
 

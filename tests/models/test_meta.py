@@ -34,6 +34,8 @@ from fastweights.training.loop.processes import Alone
 from kinds import form_of, one_of_each
 from tiny import LAYERS, tiny, tiny_config
 
+pytestmark = pytest.mark.sampled
+
 META = torch.device("meta")
 LENGTH = 70
 ADAMW = torch.optim.AdamW

@@ -28,6 +28,8 @@ from fastweights.recurrence import (
 from kinds import one_of_each_rule
 from tolerances import TOLERANCE, assert_close, error
 
+pytestmark = pytest.mark.sampled
+
 # what float64 gets wrong here, float32 does as well
 DTYPES = [pytest.param(torch.float64, marks=pytest.mark.slow), torch.float32]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -29,6 +29,8 @@ from fastweights.recurrence import (
 )
 from tolerances import assert_close, error
 
+pytestmark = pytest.mark.sampled
+
 SHAPE = Shape(t=9)
 WINDOWS = ((0, 0), (1, 0), (5, 0), (0, 2), (3, 2))
 """Windows, and sinks beside them."""

@@ -1,8 +1,17 @@
-"""``pytest --fast``: the first case of every test function that is not marked `long`."""
+"""``pytest --fast``: the first case of every test function that is not marked `long`; and of those
+marked `sampled`, one case in three: the others are marked `slow`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+
 import pytest
+
+GOLDEN, SHARE = (math.sqrt(5) - 1) / 2, 1 / 3
+"""Multiples of the first, less their whole parts, lie evenly: whatever is repeated in the order of
+cases, the share of them below the second has some of all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,13 +20,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for own in cases.values():
+        sampled = (x for x in own if "sampled" in x.keywords and "slow" not in x.keywords)
+        for number, item in enumerate(sampled):
+            if number * GOLDEN % 1 >= SHARE:
+                item.add_marker("slow")
     if config.getoption("--fast"):
-        first = {_function(item): item for item in reversed(items)}.values()
+        first = (own[0] for own in cases.values())
         chosen = {item for item in first if "long" not in item.keywords}
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
-
-
-def _function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
