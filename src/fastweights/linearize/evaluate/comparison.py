@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.linearize.convert.attention import attend_all, branches, use_mode
+from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     LinearOnly,
@@ -48,7 +48,7 @@ MODES = (SOFTMAX, LINEAR, EQUAL_STATE, WINDOW_ONLY, LINEAR_ONLY)
 """What a finished conversion is compared as, by the names in ``evaluation.json``."""
 
 
-WEIGHTS = 1 << 22
+WEIGHTS = 1 << 20
 """Attention weights of a layer that are compared with softmax's, at most, unless told."""
 
 
@@ -205,12 +205,18 @@ def difference_with_full_window(model: Any, inputs: Mapping[str, Tensor]) -> flo
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-class _DistanceMeter(Mode):
-    """A mode that passes the softmax output on and measures each layer's distance from it."""
+class DistanceMeter(Mode):
+    """A mode that passes the softmax output on and measures each layer's distance from it (LoLCATs,
+    Table 1).
+
+    Args:
+        weights: How many attention weights of a layer are compared, at most: there are as many as
+            pairs of tokens. Sequences beyond have an ``error`` alone.
+    """
 
     constant = False
 
-    def __init__(self, weights: float) -> None:
+    def __init__(self, weights: float = WEIGHTS) -> None:
         self.errors, self.divergences = list[float](), list[float]()
         self.left = defaultdict[int, float](lambda: weights)
 
@@ -225,32 +231,12 @@ class _DistanceMeter(Mode):
                 self.divergences.append(float(divergence(record, call.keep)))
         return target
 
-
-def distances(
-    model: Any, batches: Iterable[Mapping[str, Tensor]], *, weights: float = WEIGHTS
-) -> dict[str, float]:
-    """Measure how far the layers of a linearized model are from their softmax (LoLCATs, Table 1).
-
-    Args:
-        model: A linearized model.
-        batches: Inputs of the model.
-        weights: How many attention weights of a layer are compared, at most: there are as many as
-            pairs of tokens. Sequences beyond have an ``error`` alone.
-
-    Returns:
-        ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖ linear)
-        of attention weights in nats, for layers that have such weights. Both are means over layers.
-    """
-    mode = _DistanceMeter(weights)
-    with evaluation_mode(model):
-        for batch in batches:
-            attend_all(
-                model,
-                {name: x.to(model.device) for name, x in batch.items() if name != "labels"},
-                mode,
-            )
-    named = {"error": mode.errors, "divergence": mode.divergences}
-    return {name: float(np.mean(values)) for name, values in named.items() if values}
+    def distances(self) -> dict[str, float]:
+        """Return ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖
+        linear) of attention weights in nats, for layers that have such weights: means over layers
+        and calls."""
+        named = {"error": self.errors, "divergence": self.divergences}
+        return {name: float(np.mean(values)) for name, values in named.items() if values}
 
 
 class _Totals:
