@@ -116,11 +116,7 @@ class LayerStep(TrainStep):
         with trained.run.processes.first_then_others():
             if not self.is_done(trained.run.out):
                 trained.run.write(self.name, measure_layers(trained))
-                self.tell(trained.run)
         return trained
-
-    def tell(self, run: ConversionRun) -> None:
-        """Say what should be known of the result."""
 
 
 class TransferStep(LayerStep):
@@ -146,15 +142,6 @@ class TransferStep(LayerStep):
             student.model, text, validation, config.loss, config.dropout, config.fit.seed
         )
         return self.fit(student, stage, _without_recomputing(run.layout))
-
-    def tell(self, run: ConversionRun) -> None:
-        distance = "error" if self.config.loss.output else "divergence"
-        before, after = (run.read(name).get(distance, 0.0) for name in ("convert", self.name))
-        if after > before:
-            run.reporter.note(
-                f"The transfer made the layers worse: their {distance} was {before:.4g}, is"
-                f" {after:.4g}. Try a lower learning rate or more steps."
-            )
 
 
 class AlignStep(LayerStep):
