@@ -13,7 +13,11 @@ from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.stages import AdaptStage
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate import logits as logits_module
-from fastweights.linearize.evaluate.comparison import ablations, compare_with_softmax, distances
+from fastweights.linearize.evaluate.comparison import (
+    DistanceMeter,
+    ablations,
+    compare_with_softmax,
+)
 from fastweights.linearize.evaluate.logits import (
     kl,
     next_logits,
@@ -141,11 +145,15 @@ def test_a_judgement_has_every_token_once():
 
 
 def test_distances_vanish_where_the_window_is_the_text():
-    far, near = (
-        distances(linear_llama(LinearAttentionConfig(window=w)), [given()]) for w in (3, 16)
-    )
+    far, near = (_distances_beside(window) for window in (3, 16))
     assert near["error"] < 1e-12 < far["error"]
     assert near["divergence"] < 1e-9 < far["divergence"]
+
+
+def _distances_beside(window: int) -> dict[str, float]:
+    model, meter = linear_llama(LinearAttentionConfig(window=window)), DistanceMeter()
+    assert_close(teacher_logits(model, given(), meter), teacher_logits(model, given()), "logits")
+    return meter.distances()
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -128,6 +128,9 @@ class _BlockStage(TransferStage):
     def layers(self) -> Mapping[int, nn.Module]:
         return self.branch
 
+    def judged(self) -> dict[str, list[str]]:
+        return {}  # there is no held-out text on disk
+
     def combine(
         self,
         parts: Sequence[Mapping[str, Tensor]],

@@ -15,7 +15,7 @@ from fastweights.render.units import bytes_in_words
 from fastweights.training.data.documents import Data
 
 LANDMARK_TOKENS = 16_384
-"""Of the training text, among whose keys landmarks are placed."""
+"""Of the training text, among whose keys landmarks are placed, at most."""
 
 
 @dataclass(frozen=True)

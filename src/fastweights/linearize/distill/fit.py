@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,14 +10,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
+from torch.distributed.fsdp import FSDPModule
 
 from fastweights.errors import CheckpointError, TrainingError
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
+from fastweights.linearize.distill.best import BEST, BestLoss, BestState
 from fastweights.ranges import POSITIVE_NUMBER
 from fastweights.training.loop.files import atomic_file
 from fastweights.training.loop.folder import is_run
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.loop import run_in_folder
+from fastweights.training.loop.metrics import Row
 from fastweights.training.loop.optimizers import AdamW, OptimizerConfig
 from fastweights.training.loop.processes import Processes, join_processes
 from fastweights.training.loop.report import Reporter
@@ -84,9 +87,33 @@ class Fit(Optimization):
 
 
 class PartialStage(StoredStage):
-    """A stage that stores only the trained parameters, in ``trained.safetensors``."""
+    """A stage that stores only the trained parameters, in ``trained.safetensors``: in their best
+    state by the held-out text, which may be that before the stage.
+
+    Attributes:
+        losses_before: The losses on the held-out text before the stage; empty where that is known.
+    """
 
     results = (TRAINED,)
+    losses_before: Mapping[str, float] = {}
+
+    def judged(self) -> dict[str, list[str]]:
+        """Return the names of what is trained by the loss on held-out text that judges it."""
+        return {"val_loss": list(trainable_parameters(self.model))}
+
+    def prepare(self, out: Path) -> None:
+        if self.losses_before and not (out / BEST).exists():
+            losses = {name: BestLoss(0, self.losses_before[name]) for name in self.judged()}
+            BestState(losses, self.tensors()).write(out)
+
+    def draw(self, rows: Sequence[Row], out: Path) -> None:
+        best = BestState.read(out)
+        if best is not None and "val_loss" in rows[-1]:
+            # the parts of a divided model are brought together at the end alone
+            now = {} if isinstance(self.model, FSDPModule) else self.tensors()
+            better = best.beside(rows[-1], self.judged(), now)
+            if better is not None:
+                better.write(out)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in trainable_parameters(self.model).items()}
@@ -98,7 +125,13 @@ class PartialStage(StoredStage):
         load_parameters(self.model, folder)
 
     def finish(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
-        write_tensors(out / TRAINED, tensors)
+        best = BestState.read(out)
+        write_tensors(out / TRAINED, {**tensors, **(best.tensors if best else {})})
+
+    def measure_before(self, config: Fit, processes: Processes) -> None:
+        """Measure the state before the stage, by which the states after it are judged."""
+        with config.precision(processes.device):
+            self.losses_before = self.validate(processes)
 
 
 def fit(
@@ -132,6 +165,7 @@ def fit(
         CheckpointError: If `out` holds another training, or is damaged.
         NonFiniteError: If a loss, gradient or parameter becomes infinite or NaN, or the loss
             explodes.
+        Stopped: If `stop` returned True before the first step.
     """
     processes = processes or join_processes(next(stage.model.parameters()).device)
     with processes.first_then_others():
@@ -139,14 +173,29 @@ def fit(
             for path in remove_damaged(out, [out / TRAINED]):
                 reporter.note(f"{path} is missing or damaged; writing it again.")
         is_trained = is_run(out, config) and (out / TRAINED).exists()
+        is_judged = not stage.judged() or (out / BEST).exists()
     processes.wait()  # nobody looks at the folder any more while the first one begins it
     if is_trained:
         stage.load(out)
         return True
+    if not is_judged:
+        stage.measure_before(config, processes.watched(stop, reporter))
     end = run_in_folder(
         stage, config, out, processes=processes, layout=layout, reporter=reporter, stop=stop
     )
+    if end.is_complete:
+        _keep_best(stage, config, out, reporter)
     return end.is_complete
+
+
+def _keep_best(stage: PartialStage, config: Fit, out: Path, reporter: Reporter) -> None:
+    """Give the model the state that is kept, and say where that is not the end's."""
+    best = BestState.read(out)
+    said = None if best is None else best.in_words(out.name, config.steps)
+    if said is not None:
+        reporter.note(said)
+        if not isinstance(stage.model, FSDPModule):  # which is made anew from the file
+            stage.load(out)
 
 
 def load_parameters(model: nn.Module, out: Path) -> None:

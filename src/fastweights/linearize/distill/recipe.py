@@ -81,7 +81,7 @@ class TransferConfig(StageConfig):
             linear side alone (arXiv 2510.05901).
         fit: Steps, batch, optimiser and schedule.
         blockwise: True to train one block of the model after another, with the hidden states on
-            disk, for models larger than memory. The result is the same.
+            disk, for models larger than memory. The result is that of the last step.
         name: Name of the stage, and of its folder in the run's.
         length: Tokens per sequence; None for the conversion's.
 

@@ -86,6 +86,13 @@ class LayerStage(TextStage):
     def layers(self) -> Mapping[int, nn.Module]:
         """What each layer's loss trains, by the number of the layer."""
 
+    def judged(self) -> dict[str, list[str]]:
+        names = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
+        return {
+            f"val_loss/{layer}": [names[id(p)] for p in part.parameters() if id(p) in names]
+            for layer, part in self.layers().items()
+        }
+
     @abstractmethod
     def losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
         """Compute the layers' losses on a batch, without graphs."""

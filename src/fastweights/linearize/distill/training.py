@@ -39,8 +39,8 @@ from fastweights.linearize.distill.teachers import (
 from fastweights.linearize.evaluate.comparison import (
     LINEAR,
     WEIGHTS,
+    DistanceMeter,
     compare_with_softmax,
-    distances,
 )
 from fastweights.linearize.evaluate.evaluation import comparison_batches
 from fastweights.linearize.evaluate.logits import teacher_logits, unwrap_adapters
@@ -116,11 +116,7 @@ class LayerStep(TrainStep):
         with trained.run.processes.first_then_others():
             if not self.is_done(trained.run.out):
                 trained.run.write(self.name, measure_layers(trained))
-                self.tell(trained.run)
         return trained
-
-    def tell(self, run: ConversionRun) -> None:
-        """Say what should be known of the result."""
 
 
 class TransferStep(LayerStep):
@@ -146,15 +142,6 @@ class TransferStep(LayerStep):
             student.model, text, validation, config.loss, config.dropout, config.fit.seed
         )
         return self.fit(student, stage, _without_recomputing(run.layout))
-
-    def tell(self, run: ConversionRun) -> None:
-        distance = "error" if self.config.loss.output else "divergence"
-        before, after = (run.read(name).get(distance, 0.0) for name in ("convert", self.name))
-        if after > before:
-            run.reporter.note(
-                f"The transfer made the layers worse: their {distance} was {before:.4g}, is"
-                f" {after:.4g}. Try a lower learning rate or more steps."
-            )
 
 
 class AlignStep(LayerStep):
@@ -260,13 +247,10 @@ def step_of(config: StageConfig) -> TrainStep:
 def measure_layers(student: StudentModel) -> Mapping[str, Any]:
     """Measure the model before it adapts as a whole: how well it predicts, and how far its layers
     are from their softmax, as long as that is the original one's."""
-    model, teacher, run = student.model, student.original_logits(), student.run
+    model, run = student.model, student.run
+    meter = DistanceMeter(math.inf if run.conversion.recipe.compares_weights else WEIGHTS)
+    teacher = student.original_logits() or partial(teacher_logits, model, mode=meter)
     batches = comparison_batches(student.text.validation, unwrap_adapters(model).config)
     compared = run.follow(batches, "comparing with softmax")
     found = compare_with_softmax(model, compared, {LINEAR: Student()}, teacher)
-    row: Mapping[str, Any] = {LINEAR: found[LINEAR].row()}
-    if teacher:
-        return row
-    texts = run.follow(student.text.comparison_batches(), "distances of layers from softmax")
-    weights = math.inf if run.conversion.recipe.compares_weights else WEIGHTS
-    return {**row, **distances(model, texts, weights=weights)}
+    return {LINEAR: found[LINEAR].row(), **meter.distances()}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.linearize.convert.attention import attend_all, branches, use_mode
+from fastweights.linearize.convert.attention import branches, use_mode
 from fastweights.linearize.convert.modes import (
     AttentionCall,
     LinearOnly,
@@ -29,7 +28,6 @@ from fastweights.linearize.convert.modes import (
 )
 from fastweights.linearize.evaluate.distances import divergence, output_error
 from fastweights.linearize.evaluate.logits import (
-    kl,
     next_logits,
     rows_at_once,
     teacher_logits,
@@ -48,7 +46,7 @@ MODES = (SOFTMAX, LINEAR, EQUAL_STATE, WINDOW_ONLY, LINEAR_ONLY)
 """What a finished conversion is compared as, by the names in ``evaluation.json``."""
 
 
-WEIGHTS = 1 << 22
+WEIGHTS = 1 << 20
 """Attention weights of a layer that are compared with softmax's, at most, unless told."""
 
 
@@ -116,8 +114,8 @@ def compare_with_softmax(
             predicted, or those after the places in ``logits_to_keep`` but the last. A shorter last
             batch counts for KL and agreement alone.
         modes: The modes by name, as `ablations` returns them.
-        teacher: Returns softmax's logits ``[b t-1 vocabulary]`` for a model's inputs; None for the
-            model itself, by `teacher_logits`.
+        teacher: Returns softmax's logits ``[b t-1 vocabulary]`` for a model's inputs, which are
+            written over; None for the model itself, by `teacher_logits`.
 
     Raises:
         ValueError: If there are no batches.
@@ -127,12 +125,14 @@ def compare_with_softmax(
         for batch in batches:
             given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
             wanted = teacher_logits(model, given) if teacher is None else teacher(given)
+            targets = given["input_ids"][:, -wanted.shape[1] :]
+            softmax = _Predictions.of(wanted, targets)
             for name, mode in modes.items():
-                totals[name].add(
-                    wanted if isinstance(mode, Teacher) else _logits(model, given, mode),
-                    wanted,
-                    given,
+                is_softmax = isinstance(mode, Teacher)
+                found = (
+                    softmax if is_softmax else _Predictions.of(_logits(model, given, mode), targets)
                 )
+                totals[name].add(found, softmax, targets)
     return {name: total.comparison() for name, total in totals.items()}
 
 
@@ -205,12 +205,18 @@ def difference_with_full_window(model: Any, inputs: Mapping[str, Tensor]) -> flo
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-class _DistanceMeter(Mode):
-    """A mode that passes the softmax output on and measures each layer's distance from it."""
+class DistanceMeter(Mode):
+    """A mode that passes the softmax output on and measures each layer's distance from it (LoLCATs,
+    Table 1).
+
+    Args:
+        weights: How many attention weights of a layer are compared, at most: there are as many as
+            pairs of tokens. Sequences beyond have an ``error`` alone.
+    """
 
     constant = False
 
-    def __init__(self, weights: float) -> None:
+    def __init__(self, weights: float = WEIGHTS) -> None:
         self.errors, self.divergences = list[float](), list[float]()
         self.left = defaultdict[int, float](lambda: weights)
 
@@ -225,32 +231,50 @@ class _DistanceMeter(Mode):
                 self.divergences.append(float(divergence(record, call.keep)))
         return target
 
+    def distances(self) -> dict[str, float]:
+        """Return ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖
+        linear) of attention weights in nats, for layers that have such weights: means over layers
+        and calls."""
+        named = {"error": self.errors, "divergence": self.divergences}
+        return {name: float(np.mean(values)) for name, values in named.items() if values}
 
-def distances(
-    model: Any, batches: Iterable[Mapping[str, Tensor]], *, weights: float = WEIGHTS
-) -> dict[str, float]:
-    """Measure how far the layers of a linearized model are from their softmax (LoLCATs, Table 1).
 
-    Args:
-        model: A linearized model.
-        batches: Inputs of the model.
-        weights: How many attention weights of a layer are compared, at most: there are as many as
-            pairs of tokens. Sequences beyond have an ``error`` alone.
+class _Predictions(NamedTuple):
+    """log p ``[b t vocabulary]`` of the next token, that of the targets and the likeliest token
+    ``[b t]``."""
 
-    Returns:
-        ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖ linear)
-        of attention weights in nats, for layers that have such weights. Both are means over layers.
-    """
-    mode = _DistanceMeter(weights)
-    with evaluation_mode(model):
-        for batch in batches:
-            attend_all(
-                model,
-                {name: x.to(model.device) for name, x in batch.items() if name != "labels"},
-                mode,
-            )
-    named = {"error": mode.errors, "divergence": mode.divergences}
-    return {name: float(np.mean(values)) for name, values in named.items() if values}
+    log_p: Tensor
+    of_targets: Tensor
+    likeliest: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, targets: Tensor) -> Self:
+        """Of logits, in whose memory log p is then."""
+        likeliest = torch.empty_like(targets)
+        for rows, first in _slices(logits, likeliest):
+            first.copy_(rows.argmax(-1))
+            rows.copy_(rows.log_softmax(-1))
+        return cls(logits, logits.gather(-1, targets[..., None])[..., 0], likeliest)
+
+    def kl(self, other: _Predictions) -> float:
+        """The sum of KL(self ‖ other) over the tokens."""
+        if self is other:
+            return 0.0
+        return sum(
+            float(F.kl_div(theirs, own, reduction="sum", log_target=True))
+            for own, theirs in _slices(self.log_p, other.log_p)
+        )
+
+
+def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of the same few tokens of ``[b t …]``, which stay in a processor's cache."""
+    size = -(-rows_at_once(tensors[0][0]) // CACHED)
+    for sequences in zip(*tensors, strict=True):
+        yield from zip(*(s.split(size) for s in sequences), strict=True)
+
+
+CACHED = 8
+"""Parts of the logits that are held at once, in which they are compared."""
 
 
 class _Totals:
@@ -262,22 +286,13 @@ class _Totals:
         self.kl = self.agreed = 0.0
         self.tokens = 0
 
-    def add(self, logits: Tensor, wanted: Tensor, given: Mapping[str, Tensor]) -> None:
-        targets = given["input_ids"][:, -logits.shape[1] :]
-        each = logits.flatten(0, 1), wanted.flatten(0, 1), targets.flatten()
-        slices = zip(*(s.split(rows_at_once(each[0])) for s in each), strict=True)
-        losses, right = (torch.cat(s) for s in zip(*starmap(self._add_rows, slices), strict=True))
+    def add(self, found: _Predictions, softmax: _Predictions, targets: Tensor) -> None:
+        self.kl += softmax.kl(found)
+        self.agreed += float((found.likeliest == softmax.likeliest).sum())
+        self.tokens += targets.numel()
         if not self.losses or targets.shape[1] == self.losses[0].shape[1]:
-            self.losses.append(losses.view_as(targets).double().cpu().numpy())
-            self.right.append(right.view_as(targets).cpu().numpy())
-
-    def _add_rows(self, logits: Tensor, wanted: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses of ``[n]`` targets, and whether they have the highest probability."""
-        likeliest = logits.argmax(-1)
-        self.kl += float(kl(wanted, logits)) * len(targets)
-        self.agreed += float((likeliest == wanted.argmax(-1)).sum())
-        self.tokens += len(targets)
-        return F.cross_entropy(logits, targets, reduction="none"), likeliest == targets
+            self.losses.append(found.of_targets.neg().double().cpu().numpy())
+            self.right.append((found.likeliest == targets).cpu().numpy())
 
     def comparison(self) -> ModeComparison:
         if not self.losses:

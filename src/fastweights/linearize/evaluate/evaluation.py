@@ -73,7 +73,7 @@ def evaluate_conversion(
     found = compare_with_softmax(model, follow(batches, "comparing with softmax"), modes, teacher)
     share, reach = share_of(found), positions_of(config)
     distances = distances_to(trained)
-    left_out = {d: why for d in distances if (why := why_not(d, reach, len(text)))}
+    left_out = {d: why for d in distances if (why := why_not(d, reach, len(text), trained))}
     of_share = {name: mode for name, mode in modes.items() if name != LINEAR_ONLY}
     recall = [
         measure_recall(

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import use_mode
-from fastweights.linearize.convert.modes import Teacher
+from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.training.language.adapters import has_adapters
 
 
@@ -26,12 +26,18 @@ def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Compute `next_logits` of the original model: with softmax attention, and without adapters."""
+def teacher_logits(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teacher()) -> Tensor:
+    """Compute `next_logits` of the original model: with softmax attention, and without adapters.
+
+    Args:
+        model: The linearized model.
+        inputs: Its inputs.
+        mode: A mode that passes the softmax output on.
+    """
     training = model.training
     model.eval()
     try:
-        with without_adapters(model), use_mode(model, Teacher()):
+        with without_adapters(model), use_mode(model, mode):
             return next_logits(model, inputs)
     finally:
         model.train(training)

@@ -71,18 +71,24 @@ def distances_to(length: int) -> list[int]:
     return [1 << power for power in range(NEAREST.bit_length() - 1, farthest.bit_length())]
 
 
-def why_not(distance: int, positions: int | None, tokens: int) -> str | None:
+def why_not(
+    distance: int, positions: int | None, tokens: int, trained: int | None = None
+) -> str | None:
     """Return why recall from a distance cannot be measured; None where it can.
 
     Args:
         distance: The distance.
         positions: Positions that the model has; None for no limit.
         tokens: Tokens of the text.
+        trained: Tokens of a sequence in training: longer ones are read twice at least.
     """
+    takes = distance + PASSAGE
     if positions is not None and distance + PASSAGE > positions:
         return f"the model has {positions:,} positions, and this takes {distance + PASSAGE:,}"
-    if tokens < distance + PASSAGE:
-        return f"the validation text has {tokens:,} tokens, and this takes {distance + PASSAGE:,}"
+    if trained is not None and takes > trained:
+        takes *= 2
+    if tokens < takes:
+        return f"the validation text has {tokens:,} tokens, and this takes {takes:,}"
     return None
 
 
