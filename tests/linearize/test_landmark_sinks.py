@@ -17,7 +17,9 @@ from fastweights.linearize import (
     place_landmarks,
     read_by_softmax,
 )
+from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import StateLayer
+from fastweights.linearize.convert.head_windows import GroupedBranch
 from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
@@ -30,25 +32,39 @@ ANALOGS = {
     "sinks-2": LinearAttentionConfig("landmarks", 4, window=3, sinks=2),
     "alone": LinearAttentionConfig("landmarks", 4, window=0, sinks=3),
     "sinks-5": LinearAttentionConfig("landmarks", 4, window=1, sinks=5),
+    "by-head": LinearAttentionConfig(
+        "landmarks", 4, window=3, sinks=2, head_windows=((), (5, 1), (5, 1))
+    ),
 }
 each = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
 TOKENS = 17
 
 
-def made(analog: LinearAttentionConfig, family: str = "llama") -> SinkBranch:
+def made(analog: LinearAttentionConfig, family: str = "llama") -> Any:
     branch = branches(student(family, analog))[1].double()
-    assert isinstance(branch, SinkBranch)
+    assert isinstance(branch, SinkBranch | GroupedBranch)
     return branch
 
 
-def streams(branch: SinkBranch, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+def streams(branch: LinearBranch, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
     g, a = Generator().manual_seed(0), branch.attention
     sizes = ((a.heads, a.head_dim), (a.kv_heads, a.head_dim), (a.kv_heads, a.value_dim))
     q, k, v = (torch.randn(2, tokens, *size, generator=g, dtype=torch.float64) for size in sizes)
     return q, k, v
 
 
-def literal(branch: SinkBranch, streams: Any, keep: Tensor, segments: Tensor) -> Tensor:
+def literal(branch: Any, streams: Any, keep: Tensor, segments: Tensor) -> Tensor:
+    """Of each group's heads what they are alone."""
+    if isinstance(branch, SinkBranch):
+        return _literal(branch, streams, keep, segments)
+    (q, k, v), heads = streams, zip(branch.query_heads, branch.key_heads, strict=True)
+    parts = [(q[:, :, queries], k[:, :, own], v[:, :, own]) for queries, own in heads]
+    found = [_literal(*pair, keep, segments) for pair in zip(branch.groups, parts, strict=True)]
+    places = [head for heads in branch.query_heads for head in heads]
+    return torch.cat(found, 2)[:, :, [places.index(head) for head in range(len(places))]]
+
+
+def _literal(branch: SinkBranch, streams: Any, keep: Tensor, segments: Tensor) -> Tensor:
     """Σ_s w_ts v_s / Σ_s w_ts: w_ts = γ e^(q_t·k_s) in the window and of sinks, Σ_j e^(q_t·c_j)
     φ_j(k_s) of all others of the document.
     """

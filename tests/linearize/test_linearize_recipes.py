@@ -448,9 +448,11 @@ def test_options_are_of_all_stages_that_have_them():
 )
 def test_without_a_name_the_recipe_is_the_one_that_has_what_is_asked_for(option):
     assert chosen() == RECIPES["landmarks"]
+    assert not chosen("--one-window").analog.windows_by_head
     assert chosen("--sinks", "4", "--convolution", "0", "--rule", "windowed") == chosen()
     for number in ("0", "1"):
-        analog = replace(RECIPES["landmarks"].analog, window=0, sinks=int(number))
+        own = {"window": 0, "sinks": int(number), "windows_by_head": False}
+        analog = replace(RECIPES["landmarks"].analog, **own)
         assert chosen("--window", "0", "--sinks", number).analog == analog
     window = ("--window", "0") if option[0] == "--convolution" else ()
     assert chosen(*option, *window) == chosen("--recipe", "lolcats", *option, *window)

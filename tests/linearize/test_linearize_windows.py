@@ -42,6 +42,9 @@ BESIDE = {
     "sinks": LinearAttentionConfig(window=3, sinks=2),
     "gla-sinks": LinearAttentionConfig(rule="gla", window=3, sinks=2),
     "landmarks-sinks": LinearAttentionConfig("landmarks", window=3, sinks=2),
+    "landmarks-by-head": LinearAttentionConfig(
+        "landmarks", window=3, sinks=2, head_windows=((2, 4), (5, 1), (3, 3))
+    ),
     "kda-sinks": LinearAttentionConfig(rule="kda", window=1, sinks=1),
     **{
         f"{rule}-pooled": LinearAttentionConfig(rule=rule, window=3, gates="pooled")
@@ -55,6 +58,7 @@ EACH_TIME = (
     "mesa",
     "gla-own",
     "landmarks-sinks",
+    "landmarks-by-head",
     "kda-sinks",
     "gated_deltanet-pooled",
 )
@@ -93,7 +97,7 @@ def read(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
 @every_rule
 def test_a_window_over_all_tokens_is_the_original(analog: LinearAttentionConfig) -> None:
     inputs = padded()
-    model = shaken(linearize(teacher(), replace(analog, window=15)))
+    model = shaken(linearize(teacher(), replace(analog, window=15, head_windows=())))
     assert_same(logits(model, inputs), logits(teacher(), inputs))
     assert difference_with_full_window(student(analog=analog), inputs) < SAME
 
@@ -172,12 +176,15 @@ def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
         linear = logits(model, inputs)
         sequences, found = generated(model, inputs)
         assert_same(found, read(model, inputs, sequences))
-    sliding = student(analog=LinearAttentionConfig(window=analog.window, sinks=analog.sinks))
+    own = analog.window, analog.sinks, analog.head_windows
+    sliding = student(
+        analog=LinearAttentionConfig(window=own[0], sinks=own[1], head_windows=own[2])
+    )
     with use_mode(sliding, WindowOnly()):
         assert_same(window, logits(sliding, inputs))
     if analog.features == "landmarks":  # beside which sinks are features of the rule
         return
-    alone = student(analog=replace(analog, window=0, sinks=0))
+    alone = student(analog=replace(analog, window=0, sinks=0, head_windows=()))
     alone.load_state_dict({n: x for n, x in model.state_dict().items() if n in alone.state_dict()})
     assert_same(linear, logits(alone, inputs))
 
@@ -233,6 +240,9 @@ def test_records_are_those_that_the_configuration_asks_for() -> None:
         branch = branches(linearize(teacher(), analog))[0]
         q, kv = (torch.randn(1, 5, heads, branch.attention.head_dim) for heads in (4, 2))
         record = branch.record(q, kv, kv)
+        if name == "landmarks-by-head":
+            assert [group.window for group in record.by_heads()] == [2, 4]
+            continue
         if name in ("windowed", "landmarks-sinks"):
             assert isinstance(record, WindowedLinear)
             assert record.sinks == analog.sinks

@@ -35,6 +35,8 @@ def recipe_of(chosen: Namespace) -> LinearizationRecipe:
         ValueError: If a file is no recipe, or an option is of a stage that there is not.
     """
     recipe, given = _named(chosen), _given(chosen, *ANALOG)
+    if chosen.one_window or chosen.window == 0:
+        given["windows_by_head"] = False
     recipe = scale_steps(replace(recipe, analog=replace(recipe.analog, **given)), chosen.scale)
     recipe = change_stages(recipe, _of_kinds(recipe, chosen))
     recipe = change_stages(recipe, _of_teachers(recipe, chosen))

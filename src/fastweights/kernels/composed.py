@@ -12,6 +12,7 @@ from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.recurrence.base import CHUNK
 from fastweights.recurrence.bonus import Bonus
 from fastweights.recurrence.composed import Amplified, Normalized
+from fastweights.recurrence.head_groups import HeadGroups
 from fastweights.recurrence.preconditioned import Preconditioned
 from fastweights.recurrence.scales import EMPTY_LOG_SCALE, round_up
 from fastweights.recurrence.selective import Selective
@@ -80,4 +81,5 @@ BONUS = Kernel("bonus: the plain rule's kernel, one token behind", Bonus, comput
 BESIDE_WINDOW = Kernel(
     "window in blocks, beside the rule's kernel (torch)", Windowed, compute_beside_window
 )
+HEAD_GROUPS = Kernel("groups of heads: each group's kernel", HeadGroups, compute_composed)
 SELECTIVE = Kernel("selective: the plain rule's kernel", Selective, compute_composed)

@@ -25,6 +25,7 @@ from fastweights.linearize.convert.modes import (
     WindowOnly,
 )
 from fastweights.linearize.convert.rules import RULES
+from fastweights.linearize.convert.window_budget import share_windows
 
 register_model_types()
 
@@ -52,5 +53,6 @@ __all__ = [
     "place_landmarks",
     "read_by_softmax",
     "restore_cache",
+    "share_windows",
     "use_mode",
 ]

@@ -7,6 +7,7 @@ from fastweights.recurrence.convolution import LongConvolution
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.dplr import DPLR
+from fastweights.recurrence.head_groups import HeadGroups
 from fastweights.recurrence.kalman import Kalman
 from fastweights.recurrence.loglinear import LogLinear
 from fastweights.recurrence.ltv import LTV, DenseLTV
@@ -55,6 +56,7 @@ __all__ = [
     "DenseTransition",
     "DiagonalTransition",
     "ErasingTransition",
+    "HeadGroups",
     "Kalman",
     "LogLinear",
     "LongConvolution",

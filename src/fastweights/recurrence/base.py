@@ -236,6 +236,14 @@ class Recurrence(ABC, Generic[S]):
                 changed[name] = part.map_written(f)
         return replace(self, **changed)
 
+    def by_heads(self) -> tuple[Recurrence, ...]:
+        """The records of its heads: itself, unless it is made of groups of heads."""
+        return (self,)
+
+    def map_groups(self, f: Callable[[Any], Recurrence]) -> Recurrence:
+        """`f` of this record, or of each of its groups of heads."""
+        return f(self)
+
     @property
     def innermost(self) -> Recurrence:
         """The rule that this record is composed around: itself, unless it wraps another."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ FORGOTTEN = 1 << 40
 
 def zero_or_more(count: int) -> int:
     """The larger of a number and 0; of a length that torch.export knows by a symbol, a symbol."""
-    return torch.sym_max(count, 0) if isinstance(count, torch.SymInt) else max(count, 0)
+    largest: Any = torch.sym_max if isinstance(count, torch.SymInt) else max
+    return largest(count, 0)
 
 
 def newest(age: Tensor, count: int) -> Tensor:

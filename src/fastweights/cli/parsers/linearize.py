@@ -100,6 +100,8 @@ class RecipeOptions(Options):
             recipe's).
         window: Number of tokens that softmax attends to beside the linear attention; 0 for none
             (default: the recipe's).
+        one_window: Give all heads one window. Else the recipe with landmarks gives each key head a
+            window of its own, longer where softmax looks farther back, at the same bytes together.
         sinks: Number of tokens at the beginning that softmax attends to for ever (default: the
             recipe's).
         gates: What the gates of a rule are made of: learnt, or pooled from the keys without new
@@ -141,6 +143,7 @@ class RecipeOptions(Options):
     feature_dim: Annotated[Count | None, "COLUMNS"] = None
     rule: Annotated[str | None, RULES] = None
     window: Annotated[CountOrZero | None, "TOKENS"] = None
+    one_window: bool = False
     sinks: Annotated[CountOrZero | None, "TOKENS"] = None
     gates: Annotated[str | None, GATES] = None
     convolution: Annotated[CountOrZero | None, "TAPS"] = None

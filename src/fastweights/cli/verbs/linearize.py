@@ -111,6 +111,7 @@ def print_recipes(_: Namespace, console: Console) -> None:
 
 def _attention(analog: LinearAttentionConfig) -> str:
     said = f"rule {analog.rule}, features {analog.features}, window {analog.window}"
+    said = f"{said} on average, by head" if analog.windows_by_head else said
     return f"{said}, sinks {analog.sinks}" if analog.sinks else said
 
 

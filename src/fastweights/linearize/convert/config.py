@@ -78,6 +78,10 @@ class LinearAttentionConfig:
             multiplies the scores of the query at position t outside of training (HyPE, arXiv
             2601.22156, eq. 11): texts longer than those of the training are told apart as well.
             0 for none.
+        windows_by_head: Whether key heads get windows of their own, which `share_windows` finds and
+            which are together as long as if each had `window`.
+        head_windows: In row i, the windows of layer i's key heads, once they are found; `window`
+            holds for layers without a row.
 
     Raises:
         ValueError: If a name is unknown, a size impossible or two fields exclude each other; the
@@ -95,6 +99,8 @@ class LinearAttentionConfig:
     convolution: int = 0
     positions: str = "everywhere"
     log_scale: int = 0
+    windows_by_head: bool = False
+    head_windows: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         choose("features", self.features, FEATURE_MAPS)
@@ -153,6 +159,12 @@ class LinearAttentionConfig:
                 " of a logarithm, 2 or more, such as HyPE's 500, and takes the place of positions;"
                 " take positions = 'linear', or log_scale = 0"
             )
+        if self.windows_by_head and not (self.has_window and self.features == "landmarks"):
+            raise ValueError(
+                f"windows_by_head with features = {self.features!r} and window = {self.window}:"
+                " windows are divided by what placed landmarks leave out; take features ="
+                " 'landmarks' and a window above 0, or leave windows_by_head out"
+            )
         if self.convolution == 1:
             raise ValueError(
                 "convolution = 1 is a factor of q and k, and no neighbour of a token; take 2 or"
@@ -171,7 +183,15 @@ class LinearAttentionConfig:
         Before there were sinks, all rules but "windowed" had no window, whatever was stored of one.
         """
         alone = "sinks" not in stored and stored.get("rule", "windowed") != "windowed"
-        return cls(**{**stored, "window": 0} if alone else stored)
+        given = {**stored, "window": 0} if alone else dict(stored)
+        given["head_windows"] = tuple(map(tuple, stored.get("head_windows", ())))
+        return cls(**given)
+
+    def windows_of(self, attention: AttentionLayer) -> tuple[int, ...]:
+        """The windows of a layer's key heads."""
+        rows = self.head_windows[attention.layer : attention.layer + 1]
+        own = rows[0] if rows else ()
+        return own or (self.window,) * attention.kv_heads
 
     @property
     def has_window(self) -> bool:

@@ -98,11 +98,7 @@ class WindowOnly(OtherRecurrence):
     sinks."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        window = require_window(record, self)
-        if window.sinks and getattr(window, "log_scale", None) is not None:
-            return without_landmarks(window)
-        window = without_log_scale(window)
-        return replace(window, mix=torch.ones_like(window.mix), shared=False)
+        return require_window(record, type(self).__name__).map_groups(_window_alone)
 
 
 class LinearOnly(OtherRecurrence):
@@ -110,12 +106,25 @@ class LinearOnly(OtherRecurrence):
     landmarks are features of the rule, and stay."""
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        return hide_window(require_window(record, self))
+        return hide_windows(record)
 
 
-def hide_window(record: Windowed | WindowedLinear) -> Recurrence:
-    """Return the record whose rule covers all tokens, without softmax."""
-    return replace(record, window=0, sinks=0)
+def _window_alone(record: Windowed | WindowedLinear) -> Recurrence:
+    if record.sinks and getattr(record, "log_scale", None) is not None:
+        return without_landmarks(record)
+    record = without_log_scale(record)
+    return replace(record, mix=torch.ones_like(record.mix), shared=False)
+
+
+def set_window(record: Recurrence, window: int) -> Recurrence:
+    """Return a record with a window, or of groups that have windows, with one of this length."""
+    return record.map_groups(lambda group: replace(group, window=window))
+
+
+def hide_windows(record: Recurrence) -> Recurrence:
+    """Return the record, which has windows, whose rule covers all tokens, without softmax."""
+    windowed = require_window(record, "a rule alone")
+    return windowed.map_groups(lambda group: replace(group, window=0, sinks=0))
 
 
 def without_landmarks(record: Any) -> WindowedLinear:
@@ -130,15 +139,25 @@ def without_log_scale(record: Windowed | WindowedLinear) -> Windowed | WindowedL
     return replace(record, log_scale=None) if isinstance(record, WindowedLinear) else record
 
 
-def require_window(record: Recurrence, mode: Mode) -> Windowed | WindowedLinear:
-    """Return `record`, which must have a window of softmax.
+def has_window(record: Recurrence) -> bool:
+    """Whether all heads of a record have a window of softmax."""
+    return all(isinstance(group, Windowed | WindowedLinear) for group in record.by_heads())
+
+
+def require_window(record: Recurrence, what: str) -> Recurrence:
+    """Return `record`, all of whose heads must have a window of softmax.
+
+    Args:
+        record: The record.
+        what: Needs the window; the error says so.
 
     Raises:
-        TypeError: If it has none.
+        TypeError: If one has none.
     """
-    if not isinstance(record, Windowed | WindowedLinear):
+    if not has_window(record):
         raise TypeError(
-            f"{type(mode).__name__} takes a side away from a layer with a window, and this layer's"
-            f" rule is a {type(record).__name__} alone; use Student or Teacher"
+            f"{what} needs a layer with a window, and this layer's rule is a"
+            f" {type(record).__name__} alone; use Student or Teacher, or a loss that compares"
+            " outputs"
         )
     return record

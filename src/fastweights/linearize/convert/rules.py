@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from fastweights.layers import HeadNorm, l2_normalize, upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import START, LinearBranch, WindowedBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.head_windows import GroupedBranch
 from fastweights.linearize.convert.past import Past
 from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
@@ -330,7 +332,10 @@ def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> Linea
         config: The linear attention.
         attention: Heads, widths and scaling of the attention that it replaces.
     """
+    windows = set(config.windows_of(attention))
     branch = RULES[config.rule]
     if config.rule == "windowed" and config.sinks:
         branch = SinkBranch if config.features == "landmarks" else UndecayedBranch
-    return branch(attention, config).float()
+    if len(windows) > 1:
+        return GroupedBranch(attention, config, branch).float()
+    return branch(attention, replace(config, window=windows.pop(), head_windows=())).float()

@@ -219,7 +219,7 @@ def _state_bytes(
     Its keys and values grow by the same bytes per token, which small windows tell.
     """
     window, small = analog.window, 2
-    if window <= small:
+    if window <= small or analog.head_windows:
         return _cache_bytes(attention, analog, dtype)
     two, three = (
         _cache_bytes(attention, replace(analog, window=tokens), dtype)
@@ -233,7 +233,7 @@ def _cache_bytes(
 ) -> int:
     """What the cache holds after as many tokens as the window and the sinks have."""
     branch, memory = branch_of(analog, attention), StateLayer()
-    tokens = max(1, analog.window + analog.sinks)
+    tokens = max(1, *analog.windows_of(attention)) + analog.sinks
     q, k, v = (
         torch.zeros(1, tokens, heads, width, dtype=dtype)
         for heads, width in (

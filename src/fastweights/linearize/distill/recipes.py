@@ -175,7 +175,9 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
         LinearAttentionConfig(rule="gla", gates="pooled", shared=False), (AdaptationConfig(),)
     ),
     "landmarks": LinearizationRecipe(
-        LinearAttentionConfig("landmarks", feature_dim=16, window=80, sinks=4),
+        LinearAttentionConfig(
+            "landmarks", feature_dim=16, window=80, sinks=4, windows_by_head=True
+        ),
         (TransferConfig(), AdaptationConfig(loss=KL)),
     ),
     "lawcat": LinearizationRecipe(LinearAttentionConfig(window=0, rule="gla", convolution=4)),

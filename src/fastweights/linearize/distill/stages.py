@@ -17,8 +17,7 @@ from fastweights.linearize.convert.modes import (
     Mode,
     Student,
     Teacher,
-    hide_window,
-    require_window,
+    hide_windows,
 )
 from fastweights.linearize.distill.adapt import LogitSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss, Receive, alignment, hidden_states
@@ -244,7 +243,7 @@ class PartlyLinear(Mode):
         if call.layer in self.softmax:
             return call.softmax()
         if is_drawn(self.dropout, self.seed, call.layer):
-            return call.linear(lambda record: hide_window(require_window(record, self)))
+            return call.linear(hide_windows)
         return call.linear()
 
 

@@ -15,6 +15,7 @@ from fastweights.errors import DataError
 from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.landmarks import place_landmarks
+from fastweights.linearize.convert.window_budget import set_windows, share_windows
 from fastweights.linearize.distill.conversion import LANDMARK_TOKENS
 from fastweights.linearize.distill.fit import (
     copy_parameters,
@@ -30,18 +31,30 @@ from fastweights.training.loop.checkpoint import no_progress_bars
 from fastweights.training.loop.seeds import own_randomness
 
 LANDMARKS = "landmarks.safetensors"
-"""The landmarks of all layers, if the recipe has any."""
+"""The landmarks of all layers, and windows of heads, if the recipe has any."""
+WINDOWS = "windows."
+"""What the windows of a layer's key heads are called there, before its number."""
+LONG = 1024
+"""Tokens of the texts by which windows are divided, whatever the length of sequences."""
 FEWEST_TOKENS = 4096
 """Among whose keys up to 32 landmarks are placed. Of SmolLM2 with 32 they serve as well as 16,384
 (perplexity 26.4 of WikiText-2), of 64 half of these do not (32.3 and 30.5)."""
 
 
 def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
-    maps = (".linear_branch.phi_q.", ".linear_branch.phi_k.")
     return {
         name: parameter.detach()
         for name, parameter in model.named_parameters()
-        if any(part in name for part in maps)
+        if ".linear_branch." in name and (".phi_q." in name or ".phi_k." in name)
+    }
+
+
+def _windows_of(tensors: Mapping[str, Tensor]) -> dict[int, list[int]]:
+    """The windows of key heads among what `LANDMARKS` holds, by the number of the layer."""
+    return {
+        int(name.removeprefix(WINDOWS)): windows.tolist()
+        for name, windows in tensors.items()
+        if name.startswith(WINDOWS)
     }
 
 
@@ -101,21 +114,38 @@ class ModelLoader:
         if self.run.conversion.recipe.analog.features == "landmarks":
             path = self.run.out / LANDMARKS
             if not path.exists():
-                write_tensors(path, _landmarks_of(self._place_landmarks(model, bits)))
-            copy_parameters(model, read_tensors(path))
+                write_tensors(path, self._place_landmarks(model, bits))
+            placed = read_tensors(path)
+            if windows := _windows_of(placed):
+                set_windows(model, windows)
+            copy_parameters(model, placed)
         return model
 
-    def _place_landmarks(self, model: Any, bits: int | None) -> Any:
-        """Place the run's landmarks, once and in all layers: in a model that was made with `bits`,
-        or in another if it is quantised or lacks layers. Returns the one that has them."""
+    def _place_landmarks(self, model: Any, bits: int | None) -> dict[str, Tensor]:
+        """Place the run's landmarks and divide its windows, once and in all layers: in a model that
+        was made with `bits`, or in another if it is quantised or lacks layers. Returns them."""
         converted = [attention.layer for attention in self.run.plan.converted]
         if bits is not None or list(branches(model)) != converted:
             model = self.load()
             linearize(model, self.run.conversion.recipe.analog, converted)
-        landmarks = max(branch.phi_k.size for branch in branches(model).values())
+        columns = (one.config.columns(one.attention) for one in branches(model).values())
+        landmarks = 2 * max(columns)
         texts = self._texts_of_landmarks(landmarks)
         place_landmarks(model, texts, self.run.conversion.seed, self.run.follow)
-        return model
+        windows = dict[int, tuple[int, ...]]()
+        if self.run.conversion.recipe.analog.windows_by_head:
+            windows = share_windows(model, self._long_texts(), follow=self.run.follow)
+        rows = {f"{WINDOWS}{layer}": torch.tensor(row) for layer, row in windows.items()}
+        return {**_landmarks_of(model), **rows}
+
+    def _long_texts(self) -> list[dict[str, Tensor]]:
+        """Two texts of `LONG` tokens, whose documents are read as one: short ones do not show what
+        heads read from far back."""
+        train = self.text.train()
+        count = max(1, 2 * LONG // train.length)
+        ids = [train.batch(number, 1)["input_ids"] for number in range(count)]
+        joined = torch.cat(ids, 1).to(self.run.device)
+        return [{"input_ids": text} for text in joined.split(max(LONG, train.length), 1)]
 
     def _texts_of_landmarks(self, landmarks: int) -> list[dict[str, Tensor]]:
         train = self.text.train()

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches
-from fastweights.linearize.convert.modes import AttentionCall, Mode, hide_window, require_window
+from fastweights.linearize.convert.modes import AttentionCall, Mode, hide_windows
 from fastweights.linearize.distill.losses import LayerParts, require_factors
 from fastweights.linearize.evaluate.distances import (
     count_tokens,
@@ -136,7 +136,7 @@ class Transfer(Mode):
         with torch.enable_grad():
             record = call.record()
             if is_drawn(self.dropout, self.seed, call.layer):
-                record = hide_window(require_window(record, self))
+                record = hide_windows(record)
             self.take(call, self.loss(call, record, target), target)
         return target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -23,7 +23,9 @@ from fastweights.linearize.convert.modes import (
     Student,
     Teacher,
     WindowOnly,
+    has_window,
     require_window,
+    set_window,
     without_log_scale,
 )
 from fastweights.linearize.evaluate.distances import divergence, output_error
@@ -35,7 +37,7 @@ from fastweights.linearize.evaluate.logits import (
 )
 from fastweights.methods import evaluate
 from fastweights.models.evaluation import evaluation_mode
-from fastweights.recurrence import Decay, Recurrence, Windowed, WindowedLinear
+from fastweights.recurrence import Decay, Recurrence, Windowed
 from fastweights.shapes import Output
 from fastweights.training.language.perplexity import PositionLoss
 
@@ -187,8 +189,8 @@ class FullWindow(OtherRecurrence):
     """
 
     def replacement(self, record: Recurrence) -> Recurrence:
-        window = without_log_scale(require_window(record, self))
-        return replace(window, window=len(record))
+        window = require_window(record, type(self).__name__).map_groups(without_log_scale)
+        return set_window(window, len(record))
 
 
 @torch.no_grad()
@@ -224,7 +226,7 @@ class DistanceMeter(Mode):
         target, record = call.softmax(), call.record()
         error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
         self.errors.append(float(error))
-        if isinstance(record, Windowed | WindowedLinear):
+        if has_window(record):
             b, t, h = record.shape
             self.left[call.layer] -= b * h * t * t
             if self.left[call.layer] >= 0:

@@ -233,8 +233,8 @@ def _by_octave(distance: Tensor) -> Tensor:
 
 def _window(model: Any) -> int:
     """The widest window of the model's branches."""
-    configs = [branch.config for branch in branches(model).values()]
-    return max(config.window if config.has_window else 0 for config in configs)
+    found = branches(model).values()
+    return max(window for one in found for window in one.config.windows_of(one.attention))
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, ones_like
 
 from fastweights.layers import upcast
-from fastweights.linearize.convert.modes import AttentionCall
-from fastweights.recurrence import Recurrence, Windowed, WindowedLinear
+from fastweights.linearize.convert.modes import AttentionCall, require_window, set_window
+from fastweights.recurrence import Recurrence
 from fastweights.shapes import Map, Mask, Output
 
 FLOOR = 1e-12
@@ -83,12 +81,8 @@ def teacher_map(record: Recurrence) -> Map:
 
     A window over the whole text gives them exactly.
     """
-    if not isinstance(record, Windowed | WindowedLinear):
-        raise TypeError(
-            f"a {type(record).__name__} has no softmax weights to be compared with; use"
-            " TransferLoss(weights=0)"
-        )
-    return replace(record, window=len(record)).attention_map()
+    windowed = require_window(record, "comparing attention weights")
+    return set_window(windowed, len(record)).attention_map()
 
 
 def _mean(rows: Tensor, keep: Mask | None) -> Tensor:

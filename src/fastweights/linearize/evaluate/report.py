@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.attention import attend_all
-from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.linearize.convert.modes import AttentionCall, Mode, has_window
 from fastweights.linearize.evaluate.comparison import modes_in
 from fastweights.linearize.evaluate.criteria import Divergence
 from fastweights.linearize.evaluate.distances import teacher_map
@@ -34,7 +34,6 @@ from fastweights.linearize.evaluate.judgement import (
 )
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.models.evaluation import evaluation_mode
-from fastweights.recurrence import Windowed, WindowedLinear
 from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
 from fastweights.shapes import Map, Output
@@ -89,7 +88,7 @@ class MapRecorder(Mode):
         fresh.reset_parameters()
         fresh.load_state_dict(self.placed.get(call.layer, {}), strict=False)
         record, before = call.record(), fresh.record(call.q, call.k, call.v, call.keep)
-        if isinstance(record, Windowed | WindowedLinear):
+        if has_window(record):
             found = teacher_map(record), record.attention_map(), before.attention_map()
             self.maps[call.layer] = LayerMaps(*(phi[0] for phi in found))
         return call.softmax()

@@ -1,0 +1,148 @@
+"""Key heads with windows of their own, and how a budget of bytes is divided among them.
+
+Heads differ in how far they look back: at an equal state, long windows for those that look far and
+short ones for the others leave less of softmax's output out than one window for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.linearize.convert.attention_layers import AttentionLayer
+from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.past import Past, PastReader
+from fastweights.recurrence import State
+from fastweights.recurrence.head_groups import HeadGroups
+from fastweights.recurrence.streams import state_parts
+from fastweights.shapes import Mask, Segments
+
+
+class GroupedBranch(LinearBranch):
+    """A branch for each window's key heads, which together read as one.
+
+    The cache keeps what the branches keep, one group after the other, and the sinks' keys of all
+    heads once.
+
+    Args:
+        attention: The attention that it replaces.
+        config: The linear attention, with windows for this layer's key heads.
+        kind: The class of the branches.
+    """
+
+    def __init__(
+        self, attention: AttentionLayer, config: LinearAttentionConfig, kind: type[LinearBranch]
+    ) -> None:
+        super().__init__(attention, config)
+        windows = config.windows_of(attention)
+        self.key_heads = [
+            [head for head, own in enumerate(windows) if own == window]
+            for window in sorted(set(windows))
+        ]
+        repeats = attention.heads // attention.kv_heads
+        self.query_heads = [
+            [head * repeats + i for head in heads for i in range(repeats)]
+            for heads in self.key_heads
+        ]
+        self.groups = nn.ModuleList(
+            kind(
+                replace(attention, heads=len(heads) * repeats, kv_heads=len(heads)),
+                replace(config, window=windows[heads[0]], head_windows=()),
+            )
+            for heads in self.key_heads
+        )
+        places = [head for heads in self.query_heads for head in heads]
+        self.order = tuple(places.index(head) for head in range(attention.heads))
+
+    @property
+    def branches(self) -> tuple[LinearBranch, ...]:
+        """Those of the groups."""
+        return tuple(cast(LinearBranch, group) for group in self.groups)
+
+    def reset_parameters(self) -> None:
+        for group in self.branches:
+            group.reset_parameters()
+
+    @property
+    def reader(self) -> PastReader | None:
+        return self.branches[0].reader
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> HeadGroups:
+        return self.project_behind((), q, k, v, None, None)
+
+    def project_behind(
+        self,
+        past: Past,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+    ) -> HeadGroups:
+        parts = zip(self.branches, self.query_heads, self.key_heads, strict=True)
+        return HeadGroups(
+            tuple(
+                group.project_behind(
+                    _of_heads(past, own),
+                    q[:, :, queries],
+                    k[:, :, own],
+                    v[:, :, own],
+                    keep,
+                    segments,
+                )
+                for group, queries, own in parts
+            ),
+            self.order,
+        )
+
+    @property
+    def keeps_states(self) -> bool:
+        return False
+
+    def to_cache(self, state: State) -> tuple[Tensor, ...]:
+        parts = self._divided(state_parts(state))
+        return tuple(
+            tensor
+            for group, part in zip(self.branches, parts, strict=True)
+            for tensor in group.to_cache(part)
+        )
+
+    def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
+        parts = zip(self.branches, self._divided(kept), record.groups, self.key_heads, strict=True)
+        return tuple(
+            tensor
+            for group, part, own, heads in parts
+            for tensor in state_parts(group.from_cache(part, own, _of_heads(past, heads)))
+        )
+
+    def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
+        parts = zip(self.branches, self._divided(kept), strict=True)
+        found = [group.cached_tokens(part) for group, part in parts]
+        least = min(there.shape[1] for _, _, there in found)
+        keys, values, there = zip(*(_last(tokens, least) for tokens in found), strict=True)
+        order = [head for heads in self.key_heads for head in heads]
+        back = [order.index(head) for head in range(len(order))]
+        return torch.cat(keys, 1)[:, back], torch.cat(values, 1)[:, back], there[0]
+
+    def _divided(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """The groups' tensors, of which each has as many."""
+        size = len(tensors) // len(self.groups)
+        return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
+
+
+def _of_heads(past: Past, heads: list[int]) -> Past:
+    """What is kept of sinks, of these key heads."""
+    return (past[0][:, :, heads], past[1]) if past else past
+
+
+def _last(tokens: tuple[Tensor, Tensor, Mask], count: int) -> tuple[Tensor, Tensor, Mask]:
+    """The last tokens that are there, `count` places."""
+    keys, values, there = tokens
+    places = there.int().argsort(dim=1, stable=True)[:, there.shape[1] - count :]
+    k, v = (s.take_along_dim(places[:, None, :, None], 2) for s in (keys, values))
+    return k, v, there.gather(1, places)
