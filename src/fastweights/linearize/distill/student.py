@@ -36,6 +36,11 @@ FEWEST_TOKENS = 4096
 (perplexity 26.4 of WikiText-2), of 64 half of these do not (32.3 and 30.5)."""
 
 
+def tokens_for_landmarks(landmarks: int) -> int:
+    """Return among the keys of how many tokens so many landmarks are placed."""
+    return min(LANDMARK_TOKENS, max(FEWEST_TOKENS, 4 * landmarks**2))
+
+
 def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
     maps = (".linear_branch.phi_q.", ".linear_branch.phi_k.")
     return {
@@ -119,7 +124,7 @@ class ModelLoader:
 
     def _texts_of_landmarks(self, landmarks: int) -> list[dict[str, Tensor]]:
         train = self.text.train()
-        tokens = min(LANDMARK_TOKENS, max(FEWEST_TOKENS, 4 * landmarks**2))
+        tokens = tokens_for_landmarks(landmarks)
         texts = [train.batch(number, 1) for number in range(-(-tokens // train.length))]
         return [
             {name: x.to(self.run.device) for name, x in text.items() if name != "labels"}
