@@ -117,8 +117,8 @@ class ModelLoader:
         if bits is not None or list(branches(model)) != converted:
             model = self.load()
             linearize(model, self.run.conversion.recipe.analog, converted)
-        landmarks = max(branch.phi_k.size for branch in branches(model).values())
-        texts = self._texts_of_landmarks(landmarks)
+        placed: Any = branches(model)
+        texts = self._texts_of_landmarks(max(branch.phi_k.size for branch in placed.values()))
         place_landmarks(model, texts, self.run.conversion.seed, self.run.follow)
         return model
 
