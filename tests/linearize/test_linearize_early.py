@@ -16,6 +16,7 @@ from fastweights.linearize import CannotLinearize, LinearAttentionConfig, linear
 from fastweights.linearize.distill.adapt import TokenLoss
 from fastweights.linearize.distill.best import BestState
 from fastweights.linearize.distill.fit import Fit, read_parameters
+from fastweights.linearize.distill.phases import plan_run
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import (
@@ -235,6 +236,18 @@ class Notes(Reporter):
 
     def note(self, message: str) -> None:
         self.said.append(message)
+
+
+def test_a_plan_names_every_phase_and_its_seconds(source):
+    model, recipe = str(source / "model"), RECIPES["landmarks"]
+    few, many = (plan_run(model, recipe, plan(model, recipe), 256, n) for n in (512, 1 << 20))
+    assert [phase.name for phase in few] == [
+        *("start", "landmarks", "convert", "transfer", "transfer, measured", "finetune"),
+        "eval, report, export",
+    ]
+    assert few[1].tokens == many[1].tokens == 4096
+    assert all(phase.seconds > 0 for phase in few)
+    assert many[-1].seconds > 10 * few[-1].seconds
 
 
 @pytest.mark.parametrize("rate", [10.0, 1e-2])

@@ -279,7 +279,10 @@ def test_the_command_plans_runs_and_generates(source, tmp_path, capsys):
     assert main(["linearize", "plan", model, "--window", "4", "--length", "24"]) == 0
     said = capsys.readouterr().out
     assert "linear      layers 0, 1, 2" in said
-    assert "attention   rule windowed, features landmarks, window 4 on average, by head, sinks 4" in said
+    assert (
+        "attention   rule windowed, features landmarks, window 4 on average, by head, sinks 4"
+        in said
+    )
     assert "tokens on" in said
     small = [
         "--length",
@@ -459,7 +462,7 @@ def test_all_that_takes_long_is_told(source, tmp_path):
     landmarks = LinearAttentionConfig("landmarks", 2, window=4)
     small = conversion(source, recipe=LinearizationRecipe(landmarks, ()), softmax_layers=1)
     assert run_conversion(small, tmp_path / "run", until="report", reporter=Heard())
-    words = ("landmarks", "comparing", "distances", "ranking", "sampling")
+    words = ("landmarks", "comparing", "ranking", "sampling")
     assert all(any(word in what for what in heard) for word in words)
     for phases in heard.values():
         assert phases[0].done == 0

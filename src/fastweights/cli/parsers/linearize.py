@@ -196,10 +196,15 @@ class TrainingOptions(ProgressOptions, SeedOptions):
 
 
 class LinearizePlanVerb(Verb, PretrainedOptions, SequencesOptions, DtypeOptions):
-    """Tell what a conversion would do and what it would take, without reading the weights."""
+    """Tell what a conversion would do and what it would take, without reading the weights.
+
+    Attributes:
+        validation_tokens: Most tokens to validate on.
+    """
 
     run = Deferred("linearize", "print_plan")
     groups = (RecipeOptions,)
+    validation_tokens: Annotated[Length, "TOKENS"] = SOURCES["held_out"]
 
 
 class LinearizeRunVerb(Verb, PretrainedOptions, DtypeOptions, DeviceOptions):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
+from fastweights.linearize.distill.phases import PhasePlan, plan_run
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
@@ -95,7 +98,9 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     recipe = recipe_of(chosen)
     model = model_source(chosen.model)
     planned = plan(model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
-    for line in [*describe_plan(planned, recipe.analog), *describe_budget(budget, planned)]:
+    phases = plan_run(model, recipe, planned, chosen.length, chosen.validation_tokens)
+    described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)
+    for line in [*chain(*described), *describe_phases(phases)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -242,7 +247,16 @@ def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[s
             " besides activations"
         ),
         *(_describe_stage(stage) for stage in plan.stages),
-        f"time        {_duration(sum(s.seconds for s in plan.stages))} on this machine's CPU",
+    ]
+
+
+def describe_phases(phases: Sequence[PhasePlan]) -> list[str]:
+    """What a run takes on this machine's CPU, in words."""
+    parts = ", ".join(f"{phase.name} {_duration(phase.seconds)}" for phase in phases)
+    return [
+        f"phases      {parts}",
+        f"time        {_duration(sum(phase.seconds for phase in phases))} on this machine's CPU,"
+        " and the text to be read",
     ]
 
 
@@ -250,7 +264,7 @@ def _describe_stage(stage: StagePlan) -> str:
     stored = f", {_bytes(stage.stored)} of the teacher's logits" if stage.stored else ""
     return (
         f"stage       {stage.name}: {stage.trained:,} parameters, {stage.steps:,} steps,"
-        f" {stage.tokens:,} tokens of length {stage.length:,}, {_duration(stage.seconds)}{stored}"
+        f" {stage.tokens:,} tokens of length {stage.length:,}{stored}"
     )
 
 

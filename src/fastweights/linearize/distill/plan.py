@@ -3,8 +3,7 @@ costs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +19,6 @@ from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     LinearizationRecipe,
     StageConfig,
-    TransferConfig,
 )
 from fastweights.linearize.evaluate.logits import positions_of
 
@@ -39,7 +37,6 @@ class StagePlan:
         length: Tokens per sequence.
         tokens: Tokens that are trained on.
         trained: Number of parameters that are trained.
-        seconds: A rough estimate of how long it takes on this machine's CPU; see `plan`.
         stored: Bytes of the teacher's logits that are stored before it.
     """
 
@@ -48,7 +45,6 @@ class StagePlan:
     length: int
     tokens: int
     trained: int
-    seconds: float
     stored: int
 
 
@@ -128,10 +124,6 @@ def plan(
 ) -> ConversionPlan:
     """Compute what a conversion changes in a model and what it costs, without loading the weights.
 
-    The seconds are a rough estimate: operations counted from the parameters, divided by the speed
-    of a large float32 matrix product that is timed here and now. Attention, the data, other loads
-    of the machine and GPUs are left out; expect the order of magnitude.
-
     Args:
         source: A model, a folder or a name on the Hugging Face hub; only the configuration is read.
         recipe: What replaces softmax attention, and how it is trained.
@@ -163,7 +155,10 @@ def plan(
         cache_per_token=sum(_key_value_bytes(attention, model.dtype) for attention in chosen),
         weights=parameters * model.dtype.itemsize + branch * torch.float32.itemsize,
         training=ADAM * max(trained, default=0),
-        stages=_plan_stages(parameters, recipe, trained, length),
+        stages=tuple(
+            _plan_stage(stage, count, stage.length or length)
+            for stage, count in zip(recipe.stages, trained, strict=True)
+        ),
         caches=tuple(
             LayerCache(a.layer, _key_value_bytes(a, model.dtype), a.window, states.get(a.layer))
             for a in find_attention_layers(model)
@@ -247,49 +242,12 @@ def _cache_bytes(
     return memory.nbytes
 
 
-def _plan_stages(
-    parameters: int, recipe: LinearizationRecipe, trained: Sequence[int], length: int
-) -> tuple[StagePlan, ...]:
-    speed = _speed_of_matrix_products()
-    return tuple(
-        _plan_stage(stage, count, parameters, stage.length or length, speed)
-        for stage, count in zip(recipe.stages, trained, strict=True)
-    )
-
-
-def _plan_stage(
-    stage: StageConfig, trained: int, parameters: int, length: int, speed: float
-) -> StagePlan:
+def _plan_stage(stage: StageConfig, trained: int, length: int) -> StagePlan:
     tokens = stage.fit.steps * stage.fit.batch * length
     stored = 0
     if isinstance(stage, AdaptationConfig) and stage.loss.kl and stage.loss.teacher.top_k:
         stored = tokens * (2 * stage.loss.teacher.top_k + 1) * torch.float32.itemsize
-    seconds = _operations(stage) * parameters * tokens / speed
-    return StagePlan(stage.name, stage.fit.steps, length, tokens, trained, seconds, stored)
-
-
-def _operations(stage: StageConfig) -> int:
-    """Per parameter and token: 2 forward, 4 more backward; a teacher's forward for KL and hidden
-    states. Transfer goes backward through the branches alone, counted as half of a forward more;
-    alignment through its layers.
-    """
-    if isinstance(stage, TransferConfig):
-        return 3
-    if isinstance(stage, AdaptationConfig):
-        return 6 + (2 if stage.loss.kl else 0)
-    return 6
-
-
-def _speed_of_matrix_products(size: int = 768, repeats: int = 4) -> float:
-    """Operations per second of this machine's CPU on one float32 product of square matrices: the
-    best that a layer can do, timed for some milliseconds, whatever else runs meanwhile.
-    """
-    matrix = torch.ones(size, size)
-    torch.mm(matrix, matrix)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        torch.mm(matrix, matrix)
-    return 2 * size**3 * repeats / (time.perf_counter() - start)
+    return StagePlan(stage.name, stage.fit.steps, length, tokens, trained, stored)
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,16 @@ LANDMARKS = "landmarks.safetensors"
 """The landmarks of all layers, and windows of heads, if the recipe has any."""
 WINDOWS = "windows."
 """What the windows of a layer's key heads are called there, before its number."""
-LONG = 1024
-"""Tokens of the texts by which windows are divided, whatever the length of sequences."""
+LONG, LONG_TOKENS = 1024, 2048
+"""Tokens of a text by which windows are divided, whatever the length of sequences, and of all."""
 FEWEST_TOKENS = 4096
 """Among whose keys up to 32 landmarks are placed. Of SmolLM2 with 32 they serve as well as 16,384
 (perplexity 26.4 of WikiText-2), of 64 half of these do not (32.3 and 30.5)."""
+
+
+def tokens_for_landmarks(landmarks: int) -> int:
+    """Return among the keys of how many tokens so many landmarks are placed."""
+    return min(LANDMARK_TOKENS, max(FEWEST_TOKENS, 4 * landmarks**2))
 
 
 def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
@@ -139,17 +144,17 @@ class ModelLoader:
         return {**_landmarks_of(model), **rows}
 
     def _long_texts(self) -> list[dict[str, Tensor]]:
-        """Two texts of `LONG` tokens, whose documents are read as one: short ones do not show what
+        """Texts of `LONG` tokens, whose documents are read as one: short ones do not show what
         heads read from far back."""
         train = self.text.train()
-        count = max(1, 2 * LONG // train.length)
+        count = -(-LONG_TOKENS // train.length)
         ids = [train.batch(number, 1)["input_ids"] for number in range(count)]
         joined = torch.cat(ids, 1).to(self.run.device)
         return [{"input_ids": text} for text in joined.split(max(LONG, train.length), 1)]
 
     def _texts_of_landmarks(self, landmarks: int) -> list[dict[str, Tensor]]:
         train = self.text.train()
-        tokens = min(LANDMARK_TOKENS, max(FEWEST_TOKENS, 4 * landmarks**2))
+        tokens = tokens_for_landmarks(landmarks)
         texts = [train.batch(number, 1) for number in range(-(-tokens // train.length))]
         return [
             {name: x.to(self.run.device) for name, x in text.items() if name != "labels"}

@@ -1,0 +1,159 @@
+"""How long a run of a conversion takes, phase by phase, by the speed of the model's own layers on
+this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fastweights.linearize.distill.plan import ConversionPlan, StagePlan
+from fastweights.linearize.distill.recipe import AdaptationConfig, LinearizationRecipe, StageConfig
+from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
+from fastweights.linearize.evaluate.logits import positions_of
+from fastweights.linearize.evaluate.recall import PASSAGE, distances_to, why_not
+
+TIMED_LAYERS = 2
+"""Of the model that is timed, whose weights are drawn."""
+LINEAR, PLACING, DIVIDING = 1.2, 0.4, 1.4
+"""A layer's forward with linear attention, and what placing landmarks and measuring windows add to
+reading their texts, as multiples of the softmax layer's forward."""
+TRANSFER, ADAPTATION = 2.5, 4.0
+"""A token of a step, as multiples of the model's forward, without a teacher's."""
+COMPARING = 2.0
+"""A token's logits compared with softmax's, as a multiple of the product that gives them."""
+SAMPLED, EVALUATED, RECALLED = 256, 5, 4
+"""Tokens that are generated at the end, at the price of so many read at once; and the modes of the
+model that the end is compared in, and recall."""
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """A phase of a run: how many tokens it reads, and how long that takes."""
+
+    name: str
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ForwardSpeed:
+    """Seconds per token of a model's forward: of all layers, and of the logits."""
+
+    layers: float
+    logits: float
+
+    @classmethod
+    @torch.no_grad()
+    def measure(cls, source: str, length: int) -> Self:
+        """Time a few layers of the model's kind, with drawn weights, in float32."""
+        config: Any = deepcopy(AutoConfig.from_pretrained(source).get_text_config())
+        layers, config.num_hidden_layers = config.num_hidden_layers, TIMED_LAYERS
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        ids = torch.zeros(1, length, dtype=torch.long)
+        body = _least_seconds(lambda: model.base_model(input_ids=ids, use_cache=False)) / length
+        hidden = torch.zeros(1, length, config.hidden_size)
+        logits = _least_seconds(lambda: model.get_output_embeddings()(hidden)) / length
+        return cls(body * layers / TIMED_LAYERS, logits)
+
+    @property
+    def forward(self) -> float:
+        """Of both."""
+        return self.layers + self.logits
+
+
+def _least_seconds(call: Callable[[], Any], repeats: int = 3) -> float:
+    call()
+    found = list[float]()
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def plan_run(
+    source: str, recipe: LinearizationRecipe, planned: ConversionPlan, length: int, validation: int
+) -> tuple[PhasePlan, ...]:
+    """Estimate every phase of a run.
+
+    Args:
+        source: A model, a folder or a name on the Hugging Face hub; only the configuration is read.
+        recipe: What replaces softmax attention, and how it is trained.
+        planned: The numbers of the conversion.
+        length: Tokens per sequence.
+        validation: Tokens of the validation text.
+    """
+    reach = positions_of(AutoConfig.from_pretrained(source).get_text_config())
+    speed, start = ForwardSpeed.measure(source, length), time.process_time()
+    phases = _Phases(speed, recipe, validation, length, reach)
+    return (
+        PhasePlan("start", 0, start),  # what importing took this process, and takes the run
+        *phases.placing(planned),
+        phases.measuring("convert"),
+        *(
+            phase
+            for pair in zip(recipe.stages, planned.stages, strict=True)
+            for phase in phases.stage(*pair)
+        ),
+        phases.evaluation(),
+    )
+
+
+@dataclass(frozen=True)
+class _Phases:
+    speed: ForwardSpeed
+    recipe: LinearizationRecipe
+    validation: int
+    length: int
+    reach: int | None
+
+    def placing(self, planned: ConversionPlan) -> Iterator[PhasePlan]:
+        if self.recipe.analog.features == "landmarks":
+            width = self.recipe.analog.feature_dim or planned.converted[0].head_dim // 2
+            tokens = tokens_for_landmarks(2 * width)
+            yield PhasePlan("landmarks", tokens, tokens * (1 + PLACING) * self.speed.layers)
+        if self.recipe.analog.windows_by_head:
+            seconds = LONG_TOKENS * (1 + DIVIDING) * self.speed.layers
+            yield PhasePlan("windows", LONG_TOKENS, seconds)
+
+    @property
+    def _student(self) -> float:
+        return LINEAR * self.speed.layers + (1 + COMPARING) * self.speed.logits
+
+    def measuring(self, name: str) -> PhasePlan:
+        """Softmax with the layers' distances beside it, and the model."""
+        teacher = LINEAR * self.speed.layers + self.speed.logits
+        return PhasePlan(name, 2 * self.validation, self.validation * (teacher + self._student))
+
+    def stage(self, config: StageConfig, planned: StagePlan) -> Iterator[PhasePlan]:
+        """Its steps, between two validations or more, and what is measured then."""
+        if isinstance(config, AdaptationConfig):
+            factor = ADAPTATION + (1 if config.loss.kl else 0)
+            validated = LINEAR * self.speed.layers + self.speed.logits
+        else:
+            factor, validated = TRANSFER, LINEAR * self.speed.layers
+        times = 1 + -(-config.fit.steps // config.fit.every.evaluation)
+        seconds = planned.tokens * factor * self.speed.forward + times * self.validation * validated
+        yield PhasePlan(planned.name, planned.tokens + times * self.validation, seconds)
+        if config.by_layer:
+            yield self.measuring(f"{planned.name}, measured")
+
+    def evaluation(self) -> PhasePlan:
+        """All modes on the validation text, recall and samples."""
+        distances = [
+            distance
+            for distance in distances_to(self.length)
+            if not why_not(distance, self.reach, self.validation, self.length)
+        ]
+        share = self.validation // max(len(distances), 1)
+        recall = sum(max(share, distance + PASSAGE) for distance in distances)
+        compared = EVALUATED * self.validation * self._student
+        read = (RECALLED * recall + SAMPLED * 8) * LINEAR * self.speed.layers
+        tokens = EVALUATED * self.validation + RECALLED * recall
+        return PhasePlan("eval, report, export", tokens, compared + read)
