@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastweights.cli.load import load_config, load_model
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.recipes import recipe_of, with_training_options
-from fastweights.cli.verbs.generate import Request, load_model, write_continuation
+from fastweights.cli.verbs.generate import Request, write_continuation
 from fastweights.lab.bench.linearized import (
     GenerationRow,
     bench_generation,
@@ -23,9 +24,9 @@ from fastweights.lab.bench.linearized import (
     plot_generation,
 )
 from fastweights.lab.bench.report import open_report
+from fastweights.linearize.convert.attention_layers import PREFIX
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
-from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
@@ -156,7 +157,7 @@ def generate(chosen: Namespace, _: Console) -> None:
     write_continuation(model, tokenizer, request, read)
 
 
-def _top_k(model: LinearizedModel) -> int | None:
+def _top_k(model: Any) -> int | None:
     """Among how many tokens transformers' generate draws."""
     settings: Any = model.generation_config
     return TRANSFORMERS_TOP_K if settings.top_k is None else settings.top_k or None
@@ -214,13 +215,13 @@ def _show(console: Console, row: dict[str, Any]) -> None:
 
 def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any]:
     """The linearized model in a folder, and its tokenizer."""
-    model, tokenizer = load_model(chosen.model, chosen.device.torch(), int8=int8)
-    if not isinstance(model, LinearizedModel):
+    kind = load_config(chosen.model).model_type
+    if not kind.startswith(PREFIX):
         raise ValueError(
-            f"{chosen.model} is a {model.config.model_type}, not a linearized model; convert it"
-            " first"
+            f"{chosen.model} is a {kind}, not a linearized model; `fastweights generate` continues"
+            " texts with it, and `fastweights linearize` converts softmax models of transformers"
         )
-    return model, tokenizer
+    return load_model(chosen.model, chosen.device.torch(), int8=int8)
 
 
 def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[str]:

@@ -71,7 +71,8 @@ def require_softmax(config: PretrainedConfig, name: str) -> None:
         raise CannotLinearize(
             name,
             "its layers are this library's mixers, and not the softmax attention of transformers",
-            "take a softmax model of transformers, such as a Llama",
+            "take a softmax model of transformers, which `fastweights export` writes of one that"
+            " was imported",
         )
     if config.is_encoder_decoder:
         raise CannotLinearize(
