@@ -41,8 +41,10 @@ def load_model(source: str | Path, device: torch.device, *, int8: bool = False) 
         CheckpointError: If a file of the folder cannot be used; the message names it.
         ValueError: If the machine lacks the memory for the model.
     """
+    load_config(source)  # whose errors come first
+    tokenizer = require_tokenizer(source)
     model = load_weights(source, device)
-    return quantize(model) if int8 else model, require_tokenizer(source)
+    return quantize(model) if int8 else model, tokenizer
 
 
 def load_weights(source: str | Path, device: torch.device) -> Any:

@@ -31,10 +31,10 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     """Write one of our models as another library's, as an ONNX graph or as compiled programs."""
     _require_fitting(chosen)
     source = model_folder(chosen.checkpoint)
+    _require_exported(chosen, load_config(source))
     if chosen.out.suffix in FILES:
         _require_own_tokenizer(source, chosen.out)
         _require_tools(chosen.out)
-    _require_exported(chosen, load_config(source))
     with no_progress_bars():
         model = load_as_own(source, torch.device("cpu"))
         if chosen.out.suffix in FILES:
