@@ -13,6 +13,7 @@ from fastweights.importers.export import export_model
 from fastweights.importers.falcon_h1 import falcon_h1
 from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
+from fastweights.importers.gemma3 import gemma3_text
 from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "falcon_mamba": falcon_mamba,
     "gated_deltanet": gdn,
     "gated_deltaproduct": deltaproduct,
+    "gemma3_text": gemma3_text,
     "gla": gla,
     "granitemoehybrid": granitemoehybrid,
     "gsa": gsa,

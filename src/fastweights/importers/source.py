@@ -28,7 +28,7 @@ TOKENIZER = (
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CARRIED = ("unk_token_id", "max_position_embeddings", "initializer_range")
 """Fields that logits do not depend on, and that are written again when a model is exported."""
-WITH_EYES = ("qwen3_5", "qwen3_5_moe")
+WITH_EYES = ("gemma3", "qwen3_5", "qwen3_5_moe")
 """Models of text and images, whose model of text is imported."""
 
 
