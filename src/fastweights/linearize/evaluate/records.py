@@ -13,7 +13,7 @@ from fastweights.recurrence import Recurrence
 from fastweights.shapes import Output
 
 
-class _Noting(Student):
+class _RecordingStudent(Student):
     """Notes the recurrence of every layer."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class _Noting(Student):
 
 def branch_records(model: Any, ids: Tensor) -> CapturedRecords:
     """What every converted layer of a linearized model evaluates on a text ``[1 t]``."""
-    noting = _Noting()
+    noting = _RecordingStudent()
     attend_all(model, {"input_ids": ids}, noting)
     paths = aligned_layers(model, blocks=False)
     return {paths[layer]: found for layer, found in sorted(noting.found.items())}
