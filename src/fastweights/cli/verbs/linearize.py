@@ -34,6 +34,7 @@ from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.plots import png
+from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.files import atomic_file
@@ -226,12 +227,12 @@ def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any
 
 def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[str]:
     """A plan in words."""
-    layers = ", ".join(str(attention.layer) for attention in plan.converted)
+    layers = layers_in_words(attention.layer for attention in plan.converted)
     return [
         f"model       {plan.model_type}, {plan.parameters:,} parameters",
-        f"linear      layers {layers}",
+        f"linear      {layers}",
         f"attention   {_attention(analog)}",
-        *(f"softmax     layer {layer}: {why}" for layer, why in plan.left),
+        *(f"softmax     {line}" for line in layers_by_reason(plan.left)),
         f"state       {_bytes(plan.state)} per sequence, at any length",
         (
             f"cache       {_bytes(plan.cache_per_token)} per token before: more, from"
@@ -271,7 +272,7 @@ def describe_budget(budget: SoftmaxBudget, plan: ConversionPlan) -> list[str]:
 
 def _bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
+        if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} GiB"
