@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "chunks": (
         lambda: tiny("llama4_text", **CHUNKED),
         {"layers": [1]},
-        "layers 1: chunked attention",
+        "layer 1: chunked attention",
     ),
     "no interface": (
         lambda: tiny("bloom"),
