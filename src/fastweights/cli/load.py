@@ -83,9 +83,9 @@ def load_as_own(source: str | Path, device: torch.device) -> FastWeightsForCausa
     if isinstance(load_config(folder), FastWeightsConfig):
         return load_weights(folder, device)
     with no_progress_bars():
-        model = import_model(folder).to(device).eval()
+        model: Any = import_model(folder)
     _require_finite(folder, model)
-    return model
+    return model.to(device).eval()
 
 
 def load_config(source: str | Path) -> Any:
