@@ -340,7 +340,7 @@ def test_an_empty_prompt_begins_a_text():
     assert encode_prompt("", tokenizer) == [tokenizer.bos_token_id]
     assert encode_prompt("ab", tokenizer) == [97, 98]
     tokenizer.bos_token = None
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="the prompt '' has no token"):
         encode_prompt("", tokenizer)
 
 

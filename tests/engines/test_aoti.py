@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.package import package
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from fastweights import MIXERS
 from fastweights.cli import main
@@ -30,6 +30,7 @@ from fastweights.engines.exported.program import DecodingProgram
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.methods import use_method
 from kinds import first_of_each, one_of_each
+from pretrained import linear_llama
 from tiny import tiny, tokens
 
 TRACED = "mamba2"
@@ -184,9 +185,7 @@ def test_the_command_refuses_before_it_reads(
     monkeypatch.setattr(FastWeightsForCausalLM, "from_pretrained", never)
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", never)
     tiny().save_pretrained(tmp_path / "model")
-    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained(tmp_path / "llama")
+    linear_llama().save_pretrained(tmp_path / "linear")
     (tmp_path / "there.pt2").touch()
     before = sorted(tmp_path.rglob("*"))
 
@@ -198,7 +197,7 @@ def test_the_command_refuses_before_it_reads(
     assert "ends in .pt, which export does not write" in said("model", "new.pt")
     assert "leave one of them out" in said("model", "new.pt2", "--family", "llama")
     assert "--domain is of ONNX graphs" in said("model", "new.pt2", "--domain", "ai.onnx")
-    assert "holds a LlamaForCausalLM, not a model of fastweights" in said("llama", "new.pt2")
+    assert "is a linearized_llama, which is not exported" in said("linear", "new.pt2")
     with NO_COMPILER:
         assert "there is no C++ compiler" in said("model", "new.pt2")
     assert sorted(tmp_path.rglob("*")) == before

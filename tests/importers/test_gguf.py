@@ -5,69 +5,18 @@ from __future__ import annotations
 import logging
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from chat_templates import CHATML
 from fastweights import environment
 from fastweights.cli import main
 from fastweights.importers import gguf as reader
 from fastweights.importers import import_model
 from fastweights.training.loop.checkpoint import model_source
+from gguf_files import WORDS, write
 from pretrained import llama
-
-PARTS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-WORDS = ["<|end|>", "a", "b", "ab", *"cdefghijklmnopqrstuvwxyz"]
-
-
-def write(model: LlamaForCausalLM, file: Path) -> None:
-    """A Llama in float32, and a tokenizer, as llama.cpp has them."""
-    gguf: Any = pytest.importorskip("gguf")
-    config, writer = model.config, gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(64)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(WORDS)
-    writer.add_token_types([3, *[1] * (len(WORDS) - 1)])
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(0)
-    writer.add_chat_template(CHATML)
-    tensors = model.state_dict()
-    names = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in WHOLE.items()}
-    for layer in range(config.num_hidden_layers):
-        for theirs, ours in PARTS.items():
-            names[f"blk.{layer}.{theirs}.weight"] = f"model.layers.{layer}.{ours}.weight"
-    for theirs, ours in names.items():
-        weight = tensors[ours]
-        if "attn_q" in theirs or "attn_k" in theirs:  # pairs of channels stand side by side
-            halves = weight.unflatten(0, (-1, 2, config.head_dim // 2))
-            weight = halves.transpose(1, 2).reshape(weight.shape)
-        writer.add_tensor(theirs, weight.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ REFUSALS: dict[str, tuple[list[str], str]] = {
         ["--layers", "0,2", "--softmax-layers", "2"],
         "cannot keep 2 of 2 layers softmax",
     ),
-    "no such layer": (["--layers", "1,7"], "has no such layers; choose some of 0, 1, 2"),
+    "no such layer": (["--layers", "1,7"], "has no such layers; choose some of 0–2"),
     "window as long as a sequence": (["--window", "24"], "window = 24 reaches over every sequence"),
     "window longer than any text": (["--window", "100000"], "or a smaller window"),
     "rate that explodes": (["--transfer-lr", "1e30"], "lr = 1e+30; every update of AdamW moves"),

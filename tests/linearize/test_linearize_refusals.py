@@ -34,11 +34,11 @@ def tiny(family: str, **fields: Any) -> Any:
 
 CHUNKED = {"layer_types": ["chunked_attention"] * 2 + ["full_attention"], "num_local_experts": 2}
 MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "sinks": (lambda: tiny("gpt_oss"), {}, "layers 0, 1, 2: attention sinks"),
+    "sinks": (lambda: tiny("gpt_oss"), {}, "layers 0–2: attention sinks"),
     "chunks": (
         lambda: tiny("llama4_text", **CHUNKED),
         {"layers": [1]},
-        "layers 1: chunked attention",
+        "layer 1: chunked attention",
     ),
     "no interface": (
         lambda: tiny("bloom"),
@@ -59,9 +59,9 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "no such layer": (
         teacher,
         {"layers": [1, 7]},
-        r"layers \[7\]: .* has no such layers; choose some of 0, 1, 2",
+        r"layers \[7\]: .* has no such layers; choose some of 0–2",
     ),
-    "no layer": (teacher, {"layers": []}, "choose some of 0, 1, 2"),
+    "no layer": (teacher, {"layers": []}, "choose some of 0–2"),
     "twice": (student, {}, "it is linearized already"),
     "flash": (
         lambda: under("flex_attention"),

@@ -72,6 +72,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
     "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
+    "norms on both sides": {"sandwich_norms": True, "norm_eps": 0.1},
     "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
     "normalized": {"normalized_residual": True, "norm_eps": 0.1},
     "normalized, no mlp": {"normalized_residual": True, "mlp": None},
@@ -175,15 +176,20 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
         def after(z: np.ndarray, norm: Any, apply: bool = behind) -> np.ndarray:
             return normalized(z, norm, config) if apply else z
 
+        def second(z: np.ndarray, norm: Any) -> np.ndarray:
+            return normalized(z, norm, config) if config.sandwich_norms else z
+
         given = 0 if block.shared is None else shared(x, embeddings, block.shared, config)
         u = before(x + given, block.mixer_norm)
         y = after(array(block.mixer(torch.from_numpy(u))[0]), block.mixer_norm)
+        y = second(y, block.mixer_norm_behind)
         mixed = (u if config.normalized_residual else x) + y
         if block.mlp is None:
             x = mixed
             continue
         u = before(x if config.parallel_residual else mixed, block.mlp_norm)
         z = after(mlp(u, block.mlp, config), block.mlp_norm)
+        z = second(z, block.mlp_norm_behind)
         x = (u if config.normalized_residual else mixed) + z
     return normalized(x, trunk.norm, config) @ array(model.lm_head.weight).T
 
@@ -312,6 +318,10 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         (
             {"normalized_residual": True, "norms_behind": [True]},
             "normalized_residual adds to what the norms give",
+        ),
+        (
+            {"sandwich_norms": True, "norms_behind": [True]},
+            "sandwich_norms puts norms on both sides",
         ),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
         ({"embedding_scale": 0.0}, "embedding_scale = 0.0"),

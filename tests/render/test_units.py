@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastweights.render.units import bytes_in_words
+from fastweights.render.units import bytes_in_words, layers_by_reason, layers_in_words
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,10 @@ from fastweights.render.units import bytes_in_words
 )
 def test_bytes_have_units(count, words):
     assert bytes_in_words(count) == words
+
+
+def test_layers_in_a_row_are_a_range() -> None:
+    assert layers_in_words([5]) == "layer 5"
+    assert layers_in_words(range(30)) == "layers 0–29"
+    assert layers_in_words([7, 6, 0, 1, 2, 12]) == "layers 0–2, 6, 7, 12"
+    assert layers_by_reason([(0, "a"), (2, "b"), (1, "a")]) == ["layers 0, 1: a", "layer 2: b"]

@@ -297,6 +297,18 @@ ORIGINALS: dict[str, Original] = {
         {**SMALL, **HEADS, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
     "Qwen3": Original("qwen3", {**SMALL, **HEADS, "head_dim": 12}),
+    "Gemma 3": Original(
+        "gemma3_text",
+        {
+            **SMALL,
+            **HEADS,
+            "head_dim": 12,
+            "query_pre_attn_scalar": 7,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "final_logit_softcapping": 20.0,
+        },
+    ),
     "Qwen3-Next": Original(
         "qwen3_next", {**SMALL, **HEADS, **DELTA, "head_dim": 16, "num_experts": 0}
     ),

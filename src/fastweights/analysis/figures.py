@@ -17,7 +17,15 @@ from torch import Tensor
 from fastweights.analysis import maps
 from fastweights.analysis.profile import LayerProfile, MemoryProfile, Profile, spread_evenly
 from fastweights.render.html import ReportFigure
-from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend, logarithmic
+from fastweights.render.plots import (
+    HEAT,
+    PALETTE,
+    canvas,
+    label,
+    legend,
+    legend_beside,
+    logarithmic,
+)
 from fastweights.shapes import Map
 
 Color = str | tuple[float, float, float, float]
@@ -25,6 +33,8 @@ SHOWN = 8
 """Layers that are drawn one by one, or named in a legend, at most; evenly spaced if there
 are more.
 """
+TICKS = 10
+"""Layers that are named below an axis, at most."""
 LONGEST = 1e5
 """Half-lives above this number of tokens, and infinite ones, are drawn as this."""
 
@@ -198,7 +208,7 @@ def _half_lives(profile: Profile) -> ReportFigure | None:
         table[: life.shape[1], number] = life.transpose(0, 1).flatten(1).median(1).values.numpy()
     image = axes[0, 1].imshow(table, aspect="auto", cmap="viridis", norm="log")
     axes[0, 1].grid(visible=False)
-    axes[0, 1].set_xticks([number for number, _ in linear])
+    tick_layers(axes[0, 1], [number for number, _ in linear])
     axes[0, 1].yaxis.set_major_locator(MaxNLocator(integer=True))
     _scale(figure, axes[0, 1], image)
     for color, (number, _), life in zip(_depths(len(linear)), linear, lives, strict=True):
@@ -344,7 +354,7 @@ def _normalisers(profile: Profile) -> ReportFigure | None:
         )
     logarithmic(axes[0, 0])
     label(axes[0, 0], "Running median over heads", "token", "|η|")
-    legend(axes[0, 0])
+    legend_beside(axes[0, 0])
     caption = (
         "What outputs are divided by. In DSF η_{t-1}/η_t is the transition: where η grows, old"
         " tokens fade."
@@ -431,7 +441,12 @@ def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int] | None
             color=PALETTE[1],
             linewidth=1.6,
         )
-    axes.set_xticks(numbers or range(len(per_layer)))
+    tick_layers(axes, numbers or range(len(per_layer)))
+
+
+def tick_layers(axes: Axes, layers: Sequence[int]) -> None:
+    """Name layers below an axis, at most so many that their numbers do not collide."""
+    axes.set_xticks([layers[i] for i in spread_evenly(len(layers), TICKS)])
 
 
 def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
@@ -448,7 +463,7 @@ def _bands(axes: Axes, numbers: Sequence[int], lives: Sequence[Tensor]) -> None:
         capsize=3,
         markersize=5,
     )
-    axes.set_xticks(numbers)
+    tick_layers(axes, numbers)
 
 
 def _plot_over_text(axes: Axes, values: Tensor, color: Color, name: str, points: int = 60) -> None:

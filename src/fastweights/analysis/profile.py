@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from fastweights.analysis import maps, memory
 from fastweights.analysis.algorithms import AlgorithmSupport, algorithm_support
 from fastweights.analysis.capture import capture_projections
-from fastweights.mixer import Mixer
 from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence
 from fastweights.shapes import Map
 
@@ -107,32 +107,46 @@ class Profile:
     layers: list[LayerProfile]
 
 
+CapturedRecords = dict[str, tuple[str, Recurrence]]
+"""The path of a layer in its model → the name of its mixer, and what it evaluates."""
+
+
+def mixer_records(model: nn.Module, ids: Tensor) -> CapturedRecords:
+    """What every mixer of a model evaluates on a text ``[1 t]``."""
+    with capture_projections(model) as found, torch.no_grad():
+        model(ids)
+    return {
+        path: (type(model.get_submodule(path)).__name__, driven.recurrence)
+        for path, driven in found.items()
+    }
+
+
 def profile(
-    name: str, model: nn.Module, ids: Tensor, extent: ProfileLimits = ProfileLimits()
+    name: str,
+    model: nn.Module,
+    ids: Tensor,
+    extent: ProfileLimits = ProfileLimits(),
+    capture: Callable[[nn.Module, Tensor], CapturedRecords] = mixer_records,
 ) -> Profile:
     """Run a model on a text and profile every layer.
 
     Args:
         name: Name of the model in reports.
-        model: A model of this library.
+        model: A model of this library, or one that `capture` knows.
         ids: Token ids ``[1 t]``.
         extent: Limits on what is inspected.
+        capture: What its layers evaluate.
 
     Raises:
         ValueError: If the text is too short.
     """
     if ids.shape[1] < 8:
         raise ValueError(f"the text has {ids.shape[1]} tokens; an analysis needs 8 or more")
-    with capture_projections(model) as found, torch.no_grad():
-        model(ids)
+    found = capture(model, ids)
     if not found:
         raise ValueError(f"{name} has no mixer of this library in it")
-    layers = []
-    for path in list(found):
-        mixer, driven = model.get_submodule(path), found.pop(path)
-        assert isinstance(mixer, Mixer)
-        with torch.no_grad():
-            layers.append(_layer(path, type(mixer).__name__, driven.recurrence, extent))
+    with torch.no_grad():
+        layers = [_layer(path, *found.pop(path), extent) for path in list(found)]
     parameters = sum(p.numel() for p in model.parameters())
     return Profile(name, ids.shape[1], parameters, extent, layers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -15,8 +16,18 @@ from fastweights.analysis.figures import (
 )
 from fastweights.analysis.profile import LayerProfile, Profile
 from fastweights.analysis.theory import TheoryFinding
-from fastweights.render.html import ReportFigure, Row, figure, section, slug, table, write_page
+from fastweights.render.html import (
+    ReportFigure,
+    Row,
+    figure,
+    long_table,
+    section,
+    slug,
+    table,
+    write_page,
+)
 from fastweights.render.plots import canvas
+from fastweights.render.units import layers_in_words
 
 
 def write_report(profiles: Sequence[Profile], findings: Sequence[TheoryFinding], out: Path) -> Path:
@@ -88,10 +99,19 @@ def _model(profile: Profile, out: Path) -> str:
     intro = (
         f"{profile.parameters:,} parameters, {len(profile.layers)} layers, {profile.tokens} tokens"
         f" of text; at most {seen.heads} heads of a layer, windows of {seen.window} tokens."
+        f"{_places(profile)}"
     )
-    body = table(layer_rows(profile)) + _algorithms(profile)
+    body = long_table(layer_rows(profile)) + _algorithms(profile)
     drawn = "".join(figure(picture, f"{name}-", out) for picture in profile_figures(profile))
     return section(profile.name, intro, body + drawn)
+
+
+def _places(profile: Profile) -> str:
+    """Which layers of the model these are, where they are not all of them."""
+    numbers = {int(found[0]) for p in profile.layers if (found := re.findall(r"\d+", p.path))}
+    if numbers == set(range(len(profile.layers))):
+        return ""
+    return f" Its layers from 0 are {layers_in_words(numbers)} of the model."
 
 
 def _algorithms(profile: Profile) -> str:

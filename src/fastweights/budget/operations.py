@@ -110,7 +110,7 @@ def _parameters(text: str) -> Parameters:
         + sum(_count(block.mixer) + _count(block.shared) for block in blocks),
         mlp=sum(_count(block.mlp) for block in blocks),
         norms=_count(model.model.norm)
-        + sum(_count(block.mixer_norm) + _count(block.mlp_norm) for block in blocks),
+        + sum(_count(norm) for block in blocks for norm in block.norms),
         largest_block=max(map(_count, blocks)),
     )
 

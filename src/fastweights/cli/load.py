@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.errors import CheckpointError, reason_of
+from fastweights.importers import import_model
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
 from fastweights.models.size import require_memory
 from fastweights.training.loop.checkpoint import (
@@ -40,19 +41,29 @@ def load_model(source: str | Path, device: torch.device, *, int8: bool = False) 
         CheckpointError: If a file of the folder cannot be used; the message names it.
         ValueError: If the machine lacks the memory for the model.
     """
-    model, folder = load_weights(source, device), model_source(source)
-    model = quantize(model) if int8 else model
-    with no_progress_bars(), _names(folder, "tokenizer.json or tokenizer_config.json"):
-        return model, AutoTokenizer.from_pretrained(folder)
+    load_config(source)  # whose errors come first
+    tokenizer = require_tokenizer(source)
+    model = load_weights(source, device)
+    return quantize(model) if int8 else model, tokenizer
 
 
 def load_weights(source: str | Path, device: torch.device) -> Any:
     """A language model in evaluation mode, which may lack a tokenizer; else as `load_model`."""
     folder = model_source(source)
     with no_progress_bars():
-        config = _load_config(folder)
-        model = _load_weights(folder, config)
+        model = _load_weights(folder, load_config(folder))
     return model.to(device).eval()
+
+
+def require_tokenizer(source: str | Path) -> Any:
+    """The tokenizer beside a model.
+
+    Raises:
+        CheckpointError: If there is none that can be used.
+    """
+    folder = model_source(source)
+    with no_progress_bars(), _names(folder, "tokenizer.json or tokenizer_config.json"):
+        return AutoTokenizer.from_pretrained(folder)
 
 
 def load_tokenizer(source: str | Path) -> Any | None:
@@ -64,21 +75,27 @@ def load_tokenizer(source: str | Path) -> Any | None:
         return None
 
 
-def load_own_weights(source: str | Path, device: torch.device) -> FastWeightsForCausalLM:
-    """A language model of this library, as `load_weights`; another is refused before it is read.
-
-    Raises:
-        ValueError: for one of another library
+def load_as_own(source: str | Path, device: torch.device) -> FastWeightsForCausalLM:
+    """A language model of this library, as `load_weights`; one of another library as `import_model`
+    makes it, which refuses before weights are read what it cannot import.
     """
     folder = model_source(source)
-    config = _load_config(folder)
-    if not isinstance(config, FastWeightsConfig):
-        kind = (config.architectures or [config.model_type])[0]
-        raise ValueError(f"{folder} holds a {kind}, not a model of fastweights")
-    return load_weights(folder, device)
+    if isinstance(load_config(folder), FastWeightsConfig):
+        return load_weights(folder, device)
+    with no_progress_bars():
+        model: Any = import_model(folder)
+    _require_finite(folder, model)
+    return model.to(device).eval()
 
 
-def _load_config(folder: str | Path) -> Any:
+def load_config(source: str | Path) -> Any:
+    """The configuration of a model.
+
+    Raises:
+        CheckpointError: If config.json cannot be used.
+        ValueError: If the machine lacks the memory for a model of this library.
+    """
+    folder = model_source(source)
     with _names(folder, "config.json"):
         config = AutoConfig.from_pretrained(folder)
         if isinstance(config, FastWeightsConfig):

@@ -13,6 +13,7 @@ from fastweights.importers.export import export_model
 from fastweights.importers.falcon_h1 import falcon_h1
 from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
+from fastweights.importers.gemma3 import gemma3_text
 from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
@@ -41,7 +42,7 @@ from fastweights.importers.source import (
 )
 from fastweights.importers.xlstm import xlstm
 from fastweights.importers.zamba import zamba, zamba2
-from fastweights.models import FastWeightsForCausalLM
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "bailing_hybrid": bailing_hybrid,
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Callable[[CheckpointSource], ImportPlan]] = {
     "falcon_mamba": falcon_mamba,
     "gated_deltanet": gdn,
     "gated_deltaproduct": deltaproduct,
+    "gemma3_text": gemma3_text,
     "gla": gla,
     "granitemoehybrid": granitemoehybrid,
     "gsa": gsa,
@@ -118,11 +120,22 @@ def import_model(
         else FolderSource(locate_checkpoint(model))
     )
     kind = source.settings.kind
+    _require_family(kind)
+    return FAMILIES[kind](source).build_model(source, dtype, watch)
+
+
+def _require_family(kind: str) -> None:
+    if kind == FastWeightsConfig.model_type:
+        raise ValueError("this is a model of fastweights already; use it as it is")
+    if kind.startswith("linearized_"):
+        raise ValueError(
+            f"a {kind} model is transformers' own, and has no importer; import the softmax model"
+            " that it was made from, or use it as it is"
+        )
     if kind not in FAMILIES:
         raise ValueError(
             f"no importer for model_type {kind!r}; there are {', '.join(sorted(FAMILIES))}"
         )
-    return FAMILIES[kind](source).build_model(source, dtype, watch)
 
 
 __all__ = [

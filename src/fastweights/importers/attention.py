@@ -46,13 +46,18 @@ def attention(
     }
 
 
-def rope(settings: Settings) -> dict[str, float]:
+def rope(settings: Settings, layers: str | None = None) -> dict[str, float]:
     """Return the fields of `Rope`, the rotary positions, that these settings describe.
+
+    Args:
+        settings: The checkpoint's.
+        layers: The kind of layers whose they are; None where all have the same.
 
     Raises:
         ValueError: If the type of rotary positions is not supported.
     """
     given = settings["rope_parameters"]
+    given = given if layers is None else given[layers]
     kind = given["rope_type"]
     if kind not in STRETCHES:
         raise ValueError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from math import isclose
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -22,6 +22,7 @@ from fastweights.importers.settings import SETTINGS
 from fastweights.importers.source import InMemorySource
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
+T = TypeVar("T")
 AGREEMENT = 0.02
 """How far a weight that is read back may be from ours, relative to the largest of its tensor: far
 below another weight, and above the rounding of any dtype."""
@@ -44,6 +45,22 @@ def export_model(model: FastWeightsForCausalLM, family: str | None = None) -> Pr
         ValueError: If the family is unknown, has no such models, or cannot hold these weights; the
             message names the difference.
     """
+    return _first_family(family, lambda kind: _export(model, kind))
+
+
+def require_family(config: FastWeightsConfig, family: str | None = None) -> None:
+    """Check that `export_model` can state models of this configuration, whatever their weights.
+
+    Raises:
+        ValueError: As `export_model` does.
+    """
+    with torch.device("meta"):
+        model = FastWeightsForCausalLM(config)
+    _first_family(family, lambda kind: _plan_in(model, kind))
+
+
+def _first_family(family: str | None, make: Callable[[str], T]) -> T:
+    """What `make` makes of the family, or of the first that it does not refuse."""
     if family is not None and family not in SETTINGS:
         raise ValueError(
             f"no model is written as {family!r}; there are {', '.join(sorted(SETTINGS))}"
@@ -51,7 +68,7 @@ def export_model(model: FastWeightsForCausalLM, family: str | None = None) -> Pr
     reasons: list[str] = []
     for kind in [family] if family else SETTINGS:
         try:
-            return _export(model, kind)
+            return make(kind)
         except ValueError as error:
             reasons.append(str(error))
     if family:
@@ -62,19 +79,26 @@ def export_model(model: FastWeightsForCausalLM, family: str | None = None) -> Pr
     )
 
 
-def _export(model: FastWeightsForCausalLM, kind: str) -> PreTrainedModel:
+def _plan_in(model: FastWeightsForCausalLM, kind: str) -> tuple[PreTrainedModel, ImportPlan]:
+    """A model of the family without weights, and how ours are made of its weights."""
     config = _config_of(model, kind)
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         blank = family(config)
     plan = _plan_of(InMemorySource(blank), kind)
     _require_same(model, plan.config, kind)
+    return blank, plan
+
+
+def _export(model: FastWeightsForCausalLM, kind: str) -> PreTrainedModel:
+    blank, plan = _plan_in(model, kind)
+    family: Any = type(blank)
     state = _written(plan, model, {name: t.shape for name, t in blank.state_dict().items()}, kind)
     for name, weight in blank.named_parameters():
         if name not in state:  # the importer ignores it
             state[name] = torch.zeros(weight.shape, dtype=model.lm_head.weight.dtype)
     return family.from_pretrained(
-        None, config=config, state_dict=state, dtype=model.lm_head.weight.dtype
+        None, config=blank.config, state_dict=state, dtype=model.lm_head.weight.dtype
     )
 
 

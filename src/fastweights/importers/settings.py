@@ -64,6 +64,22 @@ def qwen(model: FastWeightsForCausalLM) -> Fields:
     }
 
 
+def gemma3_text(model: FastWeightsForCausalLM) -> Fields:
+    """With the scale of scores as it is in the norms of queries."""
+    fields = qwen(model)
+    del fields["use_sliding_window"]
+    activation = fields.pop("hidden_act")
+    layers = parts(model, SoftmaxAttention)
+    kinds = zip(fields["layer_types"], layers, strict=True)
+    return {
+        **fields,
+        "hidden_activation": activation,
+        "query_pre_attn_scalar": fields["head_dim"],
+        "rope_parameters": {kind: rope_parameters(softmax.rope) for kind, softmax in kinds},
+        "final_logit_softcapping": model.config.logit_cap,
+    }
+
+
 def lfm2(model: FastWeightsForCausalLM) -> Fields:
     mixer = first(model, GatedShortConvolution)
     fields = {**decoder(model), **attention(model)}
@@ -276,6 +292,7 @@ SETTINGS: dict[str, Callable[[FastWeightsForCausalLM], Fields]] = {
     "mistral": mistral,
     "qwen2": qwen,
     "qwen3": qwen,
+    "gemma3_text": gemma3_text,
     "qwen3_next": qwen3_next,
     "qwen3_5_moe_text": qwen3_5_moe_text,
     "qwen3_5_text": qwen3_5_text,

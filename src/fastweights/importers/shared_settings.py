@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from fastweights.importers.source import CARRIED
 from fastweights.layers import Experts, Rope
 from fastweights.layers.experts import Routing
 from fastweights.mixers import MLA, SoftmaxAttention
@@ -36,7 +37,8 @@ def common(model: FastWeightsForCausalLM) -> Fields:
     """What every family states under the same names."""
     names = ("vocab_size", "hidden_size", "tie_word_embeddings")
     ends = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: getattr(model.config, name) for name in (*names, *ends)}
+    carried = [name for name in CARRIED if getattr(model.config, name, None) is not None]
+    return {name: getattr(model.config, name) for name in (*names, *ends, *carried)}
 
 
 def decoder(model: FastWeightsForCausalLM) -> Fields:

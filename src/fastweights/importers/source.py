@@ -26,7 +26,9 @@ TOKENIZER = (
 )
 """The files that make up a tokenizer."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-WITH_EYES = ("qwen3_5", "qwen3_5_moe")
+CARRIED = ("unk_token_id", "max_position_embeddings", "initializer_range")
+"""Fields that logits do not depend on, and that are written again when a model is exported."""
+WITH_EYES = ("gemma3", "qwen3_5", "qwen3_5_moe")
 """Models of text and images, whose model of text is imported."""
 
 
@@ -67,7 +69,7 @@ class Settings:
     @property
     def common(self) -> dict[str, Any]:
         """The fields that every language model has under the same names."""
-        names = ("vocab_size", "tie_word_embeddings", *TOKENS)
+        names = ("vocab_size", "tie_word_embeddings", *TOKENS, *CARRIED)
         return {name: self._fields[name] for name in names if name in self._fields}
 
 

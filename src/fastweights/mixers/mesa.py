@@ -129,7 +129,8 @@ def mesa_layers(model: nn.Module) -> list[MesaLayer]:
     found = [module for module in model.modules() if isinstance(module, MesaLayer)]
     if not found:
         raise ValueError(
-            f"this {type(model).__name__} has no Mesa layer: there is nothing to be solved"
+            f"this {type(model).__name__} has no Mesa layer, and nothing to be solved; name a model"
+            " with one"
         )
     return found
 

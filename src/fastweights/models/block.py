@@ -19,9 +19,10 @@ from fastweights.shapes import Embedded, Mask, Segments
 
 class Block(GradientCheckpointingLayer):
     """x ← x + Mixer(Norm x);  x ← x + MLP(Norm x), or both at once: x ← x + Mixer(Norm x) +
-    MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on; or each to what it reads:
-    x ← Norm x + Mixer(Norm x);  x ← Norm x + MLP(Norm x). Several mixers in the place of one are
-    added. What a block that layers share gives here is added to what the mixer reads.
+    MLP(Norm' x); with the norms behind: x ← x + Norm(Mixer x) and so on; with norms on both sides:
+    x ← x + Norm'(Mixer(Norm x)); or each to what it reads: x ← Norm x + Mixer(Norm x);  x ← Norm x
+    + MLP(Norm x). Several mixers in the place of one are added. What a block that layers share
+    gives here is added to what the mixer reads.
 
     Args:
         config: The model's.
@@ -38,11 +39,13 @@ class Block(GradientCheckpointingLayer):
         self.norms_behind = config.norms_behind[layer % len(config.norms_behind)]
         self.normalized = config.normalized_residual
         self.mixer_norm = normalization(config)
+        self.mixer_norm_behind = _second_norm(config)
         first, *others = config.make_mixers(config.layer_mixers[layer])
         mixer = MixerSum([first, *others]) if others else first
         self.mixer = Bidirectional(first) if config.bidirectional else mixer
         self.mlp = config.make_mlp(layer)
         self.mlp_norm = None if self.mlp is None else normalization(config)
+        self.mlp_norm_behind = nn.Identity() if self.mlp is None else _second_norm(config)
         self.dropout = dropout(config.residual_dropout)
 
     def forward(
@@ -68,14 +71,21 @@ class Block(GradientCheckpointingLayer):
         read = read if self.norms_behind else self.mixer_norm(read)
         y, after = self.mixer(read, state, **given)
         after = after if shared_state is None else SumState((shared_state, after))
-        y = self.dropout(self.mixer_norm(y) if self.norms_behind else y)
+        y = self.mixer_norm(y) if self.norms_behind else self.mixer_norm_behind(y)
+        y = self.dropout(y)
         mixed = (read if self.normalized else x) + y
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after, stream.values
         read = x if self.parallel else mixed
         read = read if self.norms_behind else self.mlp_norm(read)
-        z = self.mlp_norm(self.mlp(read)) if self.norms_behind else self.mlp(read)
+        z = self.mlp(read)
+        z = self.mlp_norm(z) if self.norms_behind else self.mlp_norm_behind(z)
         return (read if self.normalized else mixed) + self.dropout(z), after, stream.values
+
+    @property
+    def norms(self) -> list[nn.Module | None]:
+        """The norms around the mixer and the MLP."""
+        return [self.mixer_norm, self.mixer_norm_behind, self.mlp_norm, self.mlp_norm_behind]
 
     @property
     def writers(self) -> list[nn.Module]:
@@ -87,6 +97,11 @@ class Block(GradientCheckpointingLayer):
 def normalization(config: FastWeightsConfig) -> nn.Module:
     """A new norm of the kind that the model uses outside its mixers."""
     return NORMS[config.norm](config.hidden_size, eps=config.norm_eps)
+
+
+def _second_norm(config: FastWeightsConfig) -> nn.Module:
+    """The norm behind a mixer or an MLP; where there is none, what costs no operation."""
+    return normalization(config) if config.sandwich_norms else nn.Identity()
 
 
 def dropout(p: float) -> nn.Module:

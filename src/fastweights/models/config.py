@@ -53,6 +53,7 @@ class FastWeightsConfig(CarriesCode):
             (GPT-NeoX)
         norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
             before them, repeated over the depth
+        sandwich_norms: whether a second norm stands behind every mixer and MLP (Gemma)
         normalized_residual: whether mixer and MLP are each added to what they read, the
             normalised stream (MiniMax)
         learnt_positions: adds a learnt embedding to each of the first so many tokens of a
@@ -93,6 +94,7 @@ class FastWeightsConfig(CarriesCode):
     shared_blocks: list[dict[str, Any]] | None = None
     parallel_residual: bool = False
     norms_behind: list[bool] = field(default_factory=lambda: [False])
+    sandwich_norms: bool = False
     normalized_residual: bool = False
     learnt_positions: int | None = None
     embedding_scale: int | float | None = None
@@ -263,6 +265,12 @@ class FastWeightsConfig(CarriesCode):
             raise ValueError(
                 "normalized_residual adds to what the norms give, and norms_behind has none in"
                 " front; set one of them"
+            )
+
+        if self.sandwich_norms and any(self.norms_behind):
+            raise ValueError(
+                "sandwich_norms puts norms on both sides, and norms_behind has none in front; set"
+                " one of them"
             )
 
     def _check_mixers(self) -> None:

@@ -15,6 +15,8 @@ from fastweights.render.plots import png
 
 Row = dict[str, object]
 """A row of a table, by the names of its columns."""
+MOST_ROWS = 12
+"""Of a table that is open."""
 
 _STYLE = """
 :root { color-scheme: light; --ink: #1d2433; --soft: #5b6577; --line: #e3e7ee; --accent: #4c78a8; }
@@ -118,6 +120,13 @@ def table(rows: Sequence[Row]) -> str:
     columns.
     """
     return _table(rows, "scroll")
+
+
+def long_table(rows: Sequence[Row]) -> str:
+    """Rows as `table`, which is folded where they would push the page down."""
+    if len(rows) <= MOST_ROWS:
+        return table(rows)
+    return f"<details><summary>{len(rows)} rows</summary>{table(rows)}</details>"
 
 
 def text_table(rows: Sequence[Row]) -> str:

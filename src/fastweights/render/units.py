@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgtp])(i?)b?|b|bytes)?", re.IGNORECASE)
@@ -14,6 +15,32 @@ def bytes_in_words(count: float) -> str:
     while count >= 1000 and unit < len(_UNITS) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:,.4g} {_UNITS[unit]}"
+
+
+def layers_in_words(numbers: Iterable[int]) -> str:
+    """Say which layers: ``layer 5``, ``layers 0–4, 6, 7``; three and more in a row as a range."""
+    found = sorted(numbers)
+    return f"layer{'s' * (len(found) != 1)} {in_ranges(found)}"
+
+
+def layers_by_reason(reasons: Iterable[tuple[int, str]]) -> list[str]:
+    """Say which layers have which reason, those of each together: ``layers 0–4: it slides``."""
+    found: dict[str, list[int]] = {}
+    for layer, reason in reasons:
+        found.setdefault(reason, []).append(layer)
+    return [f"{layers_in_words(layers)}: {reason}" for reason, layers in found.items()]
+
+
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Write whole numbers, three and more in a row as a range: ``0–4, 6, 7``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = (f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(said)
 
 
 def bytes_from_words(text: str) -> int:

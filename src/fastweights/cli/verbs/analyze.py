@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fastweights.analysis.profile import Profile, ProfileLimits, profile
+from fastweights.analysis.profile import Profile, ProfileLimits, mixer_records, profile
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
-from fastweights.cli.load import load_model
-from fastweights.models import FastWeightsForCausalLM
+from fastweights.cli.load import load_as_own, load_config, load_weights, require_tokenizer
+from fastweights.linearize.convert.attention_layers import PREFIX
+from fastweights.linearize.evaluate.records import branch_records
 from fastweights.training.data.corpus import tokenize_sources
 
 
@@ -25,26 +26,33 @@ def analyze(chosen: Namespace, console: Console) -> None:
             "models are analyzed on a text: fastweights analyze MODEL … --text SOURCE …, the models"
             " first"
         )
-    limits = ProfileLimits(heads=chosen.heads, window=chosen.window)
-    profiles = []
+    profiles, refused = list[Profile](), list[ValueError | OSError]()
     for name, source in zip(_names(chosen.models), chosen.models, strict=True):
         console.print(f"{name} …")
-        profiles.append(_profile_source(name, source, chosen, limits))
+        try:
+            profiles.append(_profile_source(name, source, chosen))
+        except (ValueError, OSError) as error:
+            refused.append(error)
+    if refused and not profiles:
+        raise refused[0]
     page = write_report(profiles, [] if profiles else findings(), chosen.out)
     console.print(f"{page}", soft_wrap=True)
+    if refused:
+        raise ValueError(f"not on the page: {'; '.join(map(str, refused))}")
 
 
-def _profile_source(name: str, source: str, chosen: Namespace, limits: ProfileLimits) -> Profile:
-    model, tokenizer = load_model(source, torch.device("cpu"))
-    if not isinstance(model, FastWeightsForCausalLM):
-        raise ValueError(
-            f"{source} is a {model.config.model_type} model, which is not analyzed; convert it by"
-            " `fastweights import` first"
-        )
-    tokens, _ = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
+def _profile_source(name: str, source: str, chosen: Namespace) -> Profile:
+    limits = ProfileLimits(heads=chosen.heads, window=chosen.window)
+    if load_config(source).model_type.startswith(PREFIX):
+        model, capture = load_weights(source, torch.device("cpu")), branch_records
+    else:
+        model, capture = load_as_own(source, torch.device("cpu")), mixer_records
+    tokens, _ = tokenize_sources(
+        chosen.text, require_tokenizer(source), chosen.field, chosen.tokens
+    )
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens; {name} needs two at least to analyze")
-    return profile(name, model, torch.from_numpy(tokens.astype(np.int64))[None], limits)
+    return profile(name, model, torch.from_numpy(tokens.astype(np.int64))[None], limits, capture)
 
 
 def _names(sources: Sequence[str]) -> list[str]:

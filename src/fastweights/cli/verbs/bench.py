@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastweights.cli.load import load_config
 from fastweights.cli.progress import WIDE
 from fastweights.lab.bench.decode import DecodePlan, plot_flatness, run_decode
 from fastweights.lab.bench.machine import Ceilings, commit
@@ -24,6 +25,9 @@ from fastweights.lab.bench.ops import OpsPlan, run_ops, run_scaling
 from fastweights.lab.bench.report import Report, open_report
 from fastweights.lab.bench.timing import Budget
 from fastweights.lab.bench.training import TrainPlan, run_training
+from fastweights.mixers.mesa import mesa_layers
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.size import sketch_of
 from fastweights.render.plots import png
 from fastweights.training.loop.checkpoint import model_folder
 from fastweights.training.loop.files import atomic_file
@@ -80,11 +84,23 @@ def bench_training(chosen: Namespace, console: Console) -> None:
 
 def bench_mesa(chosen: Namespace, console: Console) -> None:
     """Mesa's solvers, or a checkpoint's loss."""
-    checkpoint = None if chosen.checkpoint is None else model_folder(chosen.checkpoint)
+    checkpoint = None if chosen.checkpoint is None else _with_mesa(chosen.checkpoint)
     budget = QUICK if chosen.quick else Budget(chosen.seconds)
     sizes = {"tokens": chosen.tokens, "length": chosen.length}
     plan = MesaPlan(chosen.quick, checkpoint, chosen.text, **sizes, budget=budget)
     _bench(chosen, console, lambda report, device: run_mesa(report, plan, device))
+
+
+def _with_mesa(checkpoint: Path) -> Path:
+    """The folder of a model, one with Mesa layers."""
+    config = load_config(folder := model_folder(checkpoint))
+    if not isinstance(config, FastWeightsConfig):
+        raise ValueError(
+            f"{checkpoint} is a {config.model_type}, which has no Mesa layer; name a model with one"
+        )
+    with torch.device("meta"):
+        mesa_layers(FastWeightsForCausalLM(sketch_of(config)))
+    return folder
 
 
 def _bench(chosen: Namespace, console: Console, measure: Measure) -> None:

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from fastweights.cli.chat_session import ChatSession, Message
-from fastweights.cli.load import load_model
+from fastweights.cli.load import load_model, require_tokenizer
 from fastweights.cli.verbs.generate import note
 from fastweights.errors import CheckpointError, DataError
 from fastweights.generate import Sampler
@@ -54,13 +54,13 @@ class Talk:
 
     def __init__(self, chosen: Namespace) -> None:
         self.chosen, self.saved = chosen, 0
-        model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch(), int8=chosen.int8)
-        if not tokenizer.chat_template:
+        if not require_tokenizer(chosen.checkpoint).chat_template:
             raise ValueError(
                 f"the tokenizer of {chosen.checkpoint} has no chat template, which says where"
                 " answers begin and end; continue texts by `fastweights generate`, or train the"
                 " model on chats with --template FILE"
             )
+        model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch(), int8=chosen.int8)
         generator = torch.Generator(model.device).manual_seed(chosen.seed)
         sampler = Sampler(chosen.temperature, chosen.top_k, generator=generator)
         told: list[Message] = [{"role": "system", "content": chosen.system}]

@@ -6,15 +6,18 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from fastweights.cli.load import load_own_weights
+from fastweights.cli.load import load_as_own, load_config
 from fastweights.engines.aoti import require_compiler, write_package
 from fastweights.engines.onnx import DOMAINS, Domain, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
-from fastweights.models import FastWeightsForCausalLM
+from fastweights.importers.export import require_family
+from fastweights.linearize.convert.attention_layers import PREFIX
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.loop.checkpoint import model_folder, no_progress_bars
 from fastweights.training.loop.files import atomic_folder
 
@@ -28,11 +31,12 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     """Write one of our models as another library's, as an ONNX graph or as compiled programs."""
     _require_fitting(chosen)
     source = model_folder(chosen.checkpoint)
+    _require_exported(chosen, load_config(source))
     if chosen.out.suffix in FILES:
         _require_own_tokenizer(source, chosen.out)
         _require_tools(chosen.out)
     with no_progress_bars():
-        model = load_own_weights(source, torch.device("cpu"))
+        model = load_as_own(source, torch.device("cpu"))
         if chosen.out.suffix in FILES:
             _write_file(model, source, chosen, console)
         else:
@@ -58,6 +62,17 @@ def _require_fitting(chosen: Namespace) -> None:
         raise ValueError(
             f"--domain is of ONNX graphs; write to a file that ends in .onnx, not to {out}"
         )
+
+
+def _require_exported(chosen: Namespace, config: Any) -> None:
+    """Raise for a model that is not exported, before its weights are read."""
+    if config.model_type.startswith(PREFIX):
+        raise ValueError(
+            f"{chosen.checkpoint} is a {config.model_type}, which is not exported; serve it as it"
+            " is, by `fastweights transformers serve` or vLLM, or export its softmax model"
+        )
+    if chosen.out.suffix not in FILES and isinstance(config, FastWeightsConfig):
+        require_family(config, chosen.family)
 
 
 def _require_own_tokenizer(source: Path, out: Path) -> None:

@@ -106,8 +106,8 @@ def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
     tokens = tokens if begin and tuple(tokens[: len(begin)]) == begin else [*begin, *tokens]
     if not tokens and tokenizer.bos_token_id is None:
         raise ValueError(
-            "the prompt is empty, and the tokenizer has no token that begins a text; leave out"
-            " --prompt to begin on a new line"
+            f"the prompt {prompt!r} has no token, and the tokenizer none that begins a text; give"
+            " --prompt another"
         )
     return tokens or [tokenizer.bos_token_id]
 

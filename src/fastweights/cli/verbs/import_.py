@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fastweights.importers import import_model, locate_checkpoint, tokenizer_files
-from fastweights.training.loop.checkpoint import no_progress_bars
+from fastweights.training.loop.checkpoint import model_source, no_progress_bars
 from fastweights.training.loop.files import atomic_folder
 
 
@@ -18,7 +18,7 @@ def import_model_folder(chosen: Namespace, console: Console) -> None:
     """Write another library's model as one of ours."""
     if chosen.out.exists():
         raise ValueError(f"{chosen.out} exists; remove it or write elsewhere")
-    source = locate_checkpoint(chosen.model)
+    source = locate_checkpoint(model_source(chosen.model))
     dtype = None if chosen.dtype is None else getattr(torch, chosen.dtype)
     with no_progress_bars(), Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("tensors")

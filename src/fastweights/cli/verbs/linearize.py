@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastweights.cli.load import load_config, load_model
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.recipes import recipe_of, with_training_options
-from fastweights.cli.verbs.generate import Request, load_model, write_continuation
+from fastweights.cli.verbs.generate import Request, write_continuation
 from fastweights.lab.bench.linearized import (
     GenerationRow,
     bench_generation,
@@ -25,9 +26,9 @@ from fastweights.lab.bench.linearized import (
     plot_generation,
 )
 from fastweights.lab.bench.report import open_report
+from fastweights.linearize.convert.attention_layers import PREFIX
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
-from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
 from fastweights.linearize.distill.phases import PhasePlan, plan_run
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
@@ -36,6 +37,7 @@ from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.plots import png
+from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.files import atomic_file
@@ -162,7 +164,7 @@ def generate(chosen: Namespace, _: Console) -> None:
     write_continuation(model, tokenizer, request, read)
 
 
-def _top_k(model: LinearizedModel) -> int | None:
+def _top_k(model: Any) -> int | None:
     """Among how many tokens transformers' generate draws."""
     settings: Any = model.generation_config
     return TRANSFORMERS_TOP_K if settings.top_k is None else settings.top_k or None
@@ -220,23 +222,23 @@ def _show(console: Console, row: dict[str, Any]) -> None:
 
 def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any]:
     """The linearized model in a folder, and its tokenizer."""
-    model, tokenizer = load_model(chosen.model, chosen.device.torch(), int8=int8)
-    if not isinstance(model, LinearizedModel):
+    kind = load_config(chosen.model).model_type
+    if not kind.startswith(PREFIX):
         raise ValueError(
-            f"{chosen.model} is a {model.config.model_type}, not a linearized model; convert it"
-            " first"
+            f"{chosen.model} is a {kind}, not a linearized model; `fastweights generate` continues"
+            " texts with it, and `fastweights linearize` converts softmax models of transformers"
         )
-    return model, tokenizer
+    return load_model(chosen.model, chosen.device.torch(), int8=int8)
 
 
 def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[str]:
     """A plan in words."""
-    layers = ", ".join(str(attention.layer) for attention in plan.converted)
+    layers = layers_in_words(attention.layer for attention in plan.converted)
     return [
         f"model       {plan.model_type}, {plan.parameters:,} parameters",
-        f"linear      layers {layers}",
+        f"linear      {layers}",
         f"attention   {_attention(analog)}",
-        *(f"softmax     layer {layer}: {why}" for layer, why in plan.left),
+        *(f"softmax     {line}" for line in layers_by_reason(plan.left)),
         f"state       {_bytes(plan.state)} per sequence, at any length",
         (
             f"cache       {_bytes(plan.cache_per_token)} per token before: more, from"
@@ -285,7 +287,7 @@ def describe_budget(budget: SoftmaxBudget, plan: ConversionPlan) -> list[str]:
 
 def _bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
+        if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} GiB"

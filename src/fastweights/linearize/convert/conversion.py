@@ -19,6 +19,7 @@ from fastweights.linearize.convert.attention_layers import (
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.model_classes import convert_model
 from fastweights.linearize.convert.transformers_seams import implementation_of
+from fastweights.render.units import in_ranges, layers_by_reason
 
 
 def linearize(
@@ -71,7 +72,8 @@ def require_softmax(config: PretrainedConfig, name: str) -> None:
         raise CannotLinearize(
             name,
             "its layers are this library's mixers, and not the softmax attention of transformers",
-            "take a softmax model of transformers, such as a Llama",
+            "take a softmax model of transformers, which `fastweights export` writes of one that"
+            " was imported",
         )
     if config.is_encoder_decoder:
         raise CannotLinearize(
@@ -117,7 +119,7 @@ def _layers_by_number(
 ) -> list[AttentionLayer]:
     unknown = layers - {attention.layer for attention in attentions}
     if unknown or not layers:
-        there = ", ".join(str(attention.layer) for attention in attentions)
+        there = in_ranges(attention.layer for attention in attentions)
         raise CannotLinearize(
             f"layers {sorted(unknown)}",
             f"{_name(model)} has no such layers",
@@ -132,12 +134,8 @@ def _layers_by_number(
 
 def _reasons(attentions: list[AttentionLayer]) -> str:
     """Why layers are not converted, the layers of each reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for attention in attentions:
-        by_reason.setdefault(str(attention.skip_reason), []).append(str(attention.layer))
-    return "; ".join(
-        f"layers {', '.join(layers)}: {reason}" for reason, layers in by_reason.items()
-    )
+    reasons = ((attention.layer, str(attention.skip_reason)) for attention in attentions)
+    return "; ".join(layers_by_reason(reasons))
 
 
 def _name(model: PreTrainedModel) -> str:

@@ -19,7 +19,7 @@ from fastweights.linearize.evaluate.comparison import (
 )
 from fastweights.linearize.evaluate.judgement import percent_with_interval, share_in_words
 from fastweights.render.markdown import table
-from fastweights.render.units import bytes_in_words
+from fastweights.render.units import bytes_in_words, layers_in_words
 from fastweights.training.loop.files import read_json
 
 PACKAGES = ("fastweights", "torch", "transformers")
@@ -100,15 +100,11 @@ def _name(source: str) -> str:
 def _what_it_is(name: str, planned: Mapping[str, Any], layers: Sequence[int]) -> str:
     candidates = [attention["layer"] for attention in planned["converted"]]
     kept = sorted({*candidates, *(layer for layer, _ in planned["left"])} - set(layers))
-    rest = f", softmax attention in layers {_numbers(kept)}" if kept else ""
+    rest = f", softmax attention in {layers_in_words(kept)}" if kept else ""
     return (
         f"{name} ({planned['model_type']}, {planned['parameters']:,} parameters) with linear"
-        f" attention in layers {_numbers(sorted(layers))}{rest}."
+        f" attention in {layers_in_words(layers)}{rest}."
     )
-
-
-def _numbers(layers: Sequence[int]) -> str:
-    return ", ".join(map(str, layers))
 
 
 def _how_to_load() -> str:

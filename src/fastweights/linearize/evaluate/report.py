@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from fastweights.analysis.figures import tick_layers
 from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.convert.modes import AttentionCall, Mode, has_window
@@ -34,8 +35,17 @@ from fastweights.linearize.evaluate.judgement import (
 )
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.models.evaluation import evaluation_mode
-from fastweights.render.html import ReportFigure, Row, figure, section, table, write_page
+from fastweights.render.html import (
+    ReportFigure,
+    Row,
+    figure,
+    long_table,
+    section,
+    table,
+    write_page,
+)
 from fastweights.render.plots import HEAT, PALETTE, canvas, label, legend
+from fastweights.render.units import in_ranges
 from fastweights.shapes import Map, Output
 from fastweights.training.language.perplexity import PositionLoss, draw
 from fastweights.training.loop.metrics import Metrics
@@ -194,22 +204,26 @@ def _plan(plan: Mapping[str, Any]) -> str:
         {"": "cache before, bytes per token", "number": plan["cache_per_token"]},
         {"": "break-even length, tokens", "number": plan["break_even"]},
     ]
-    layers: list[Row] = [
-        {
-            "layer": s["layer"],
-            "heads": s["heads"],
-            "kv heads": s["kv_heads"],
-            "width": s["head_dim"],
-            "linear": True,
-        }
-        for s in plan["converted"]
-    ]
-    layers += [{"layer": layer, "linear": False, "why": why} for layer, why in plan["left"]]
     intro = (
         "Below the break-even length the linear model takes more memory than the softmax model's"
         " cache."
     )
-    return section("What was converted", intro, table(rows) + table(layers))
+    return section("What was converted", intro, table(rows) + table(_layers(plan)))
+
+
+def _layers(plan: Mapping[str, Any]) -> list[Row]:
+    """The layers that are alike in a row each."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for site in plan["converted"]:
+        facts = (site["heads"], site["kv_heads"], site["head_dim"], True, None)
+        alike.setdefault(facts, []).append(site["layer"])
+    for layer, why in plan["left"]:
+        alike.setdefault((None, None, None, False, why), []).append(layer)
+    columns = ("heads", "kv heads", "width", "linear", "why")
+    return [
+        {"layers": in_ranges(layers), **dict(zip(columns, facts, strict=True))}
+        for facts, layers in alike.items()
+    ]
 
 
 def _maps(maps: Mapping[int, LayerMaps], out: Path) -> str:
@@ -302,7 +316,7 @@ def _losses(stages: Sequence[str], run: Path, out: Path) -> str:
         " token of held-out text."
     )
     picture = ReportFigure("losses", "Training", caption, drawing)
-    return section("Training", "", figure(picture, "", out, titled=False) + table(last))
+    return section("Training", "", figure(picture, "", out, titled=False) + long_table(last))
 
 
 def _draw_by_layer(
@@ -355,7 +369,7 @@ def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
     layers, damage = [int(layer) for layer in ranking["damage"]], list(ranking["damage"].values())
     colors = [PALETTE[1] if layer in ranking["softmax"] else PALETTE[0] for layer in layers]
     axes[0, 0].bar(layers, damage, color=colors)
-    axes[0, 0].set_xticks(layers)
+    tick_layers(axes[0, 0], layers)
     criterion = ranking.get("criterion", "damage")
     label(axes[0, 0], f"Layers by {criterion}", "layer", ranking.get("measure", Divergence.words))
     order = ", ".join(map(str, ranking.get("order", [])))

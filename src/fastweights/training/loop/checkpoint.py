@@ -266,9 +266,14 @@ def model_folder(path: Path) -> Path:
                 " of their run writes to model/; finish the run, which one process can do as well"
             )
         if (folder / "adapter_config.json").is_file():
+            whole = (folder.parent / "model" / "config.json").is_file()
             raise CheckpointError(
                 f"{folder} has adapters without their model, which the end of their run writes to"
-                " model/; finish the run, or name the model that they belong to"
+                + (
+                    f" {folder.parent}/model; name that"
+                    if whole
+                    else " model/; finish the run, or name the model that they belong to"
+                )
             )
     raise CheckpointError(
         f"no model at {path}: it has no config.json, and neither does a run's folder in it"
