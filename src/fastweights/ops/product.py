@@ -17,9 +17,6 @@ from fastweights.kernels.table import Kernel, select
 MOST_ROWS = 8
 """Rows that product.c takes: more of them are matrices, which libraries multiply faster."""
 
-WORTH_SHARING = 1 << 20
-"""Numbers of a weight that take longer to read than a thread takes to wake up."""
-
 WORTH_ROUTING = 1 << 22
 """Multiplications that win back the microseconds in which oneDNN begins."""
 
@@ -95,8 +92,7 @@ def multiply_rows_of_each(together: ProductGroup) -> list[Tensor]:
 
 def _call(products: tuple[Product, ...]) -> list[Tensor]:
     numbers = sum([weight.numel() for _, weight, _ in products])
-    threads = 1 if numbers < WORTH_SHARING else library.threads(numbers)
-    problems, behind = [], len(products)
+    threads, problems, behind = library.threads(numbers), [], len(products)
     for x, weight, bias in products:
         (outputs, inputs), x, behind = weight.shape, x.contiguous(), behind - 1
         y = torch.empty(*x.shape[:-1], outputs)

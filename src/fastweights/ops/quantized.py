@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.table import Kernel, select
-from fastweights.ops.product import MOST_ROWS, WORTH_SHARING, multiply
+from fastweights.ops.product import MOST_ROWS, multiply
 
 OUTPUTS_AT_ONCE = 256
 """Of which the weight is made floats again: few enough that these stay in the cache."""
@@ -47,7 +47,7 @@ def _multiply_rows(product: QuantizedProduct) -> Tensor:
     """By quantized.c, which reads a byte per weight."""
     x, weight, scale, bias = product
     (outputs, inputs), x = weight.shape, x.contiguous()
-    threads = 1 if weight.numel() < WORTH_SHARING else library.threads(weight.numel())
+    threads = library.threads(weight.nbytes // x.element_size())
     y = torch.empty(*x.shape[:-1], outputs)
     sizes = (x.numel() // inputs, inputs, outputs, threads)
     library.call(
