@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from fastweights.kernels.table import choices
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.cache_names import CACHE, cache_argument
@@ -24,6 +25,7 @@ from fastweights.models.graph import (
     sizes_of,
 )
 from fastweights.models.inputs import keep_mask_of, padding_first, require_token_ids
+from fastweights.models.native_step import NativeStep, NoStepError
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Decoder:
         self._begun, self._count = cache is not None, _tokens_in(self.cache)
         self._host_waits: str | None = None
         self._eager: bool | None = None
+        self._native: NativeStep | str | None = None
+        self._choices: tuple[Any, ...] | None = None
 
     @torch.inference_mode()
     def read(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -138,12 +142,31 @@ class Decoder:
         if self._eager is None:
             self._eager = self.refuse_graph() is not None
         if self._eager:
-            return self.read(token[:, None])
+            return self._read_eagerly(token)
         before = sizes_of(self.cache)
         logits = self.read(token[:, None])
         if sizes_of(self.cache) == before:
             self._capture(logits)
         return logits
+
+    @torch.inference_mode()
+    def _read_eagerly(self, token: Tensor) -> Tensor:
+        if self.refuse_native_step() is not None:
+            return self.read(token[:, None])
+        assert isinstance(self._native, NativeStep)
+        self._count += 1
+        return self._native(token, self.cache)
+
+    def refuse_native_step(self) -> str | None:
+        """Why modules read the next token, None where a `NativeStep` does."""
+        native = self._native
+        stale = native.stale if isinstance(native, NativeStep) else self._choices != choices()
+        if stale:
+            self._native, self._choices = _native_step(self.model), choices()
+        if not isinstance(self._native, NativeStep):
+            return self._native
+        with torch.inference_mode():
+            return self._native.refuses(self.cache)
 
     def refuse_graph(self) -> str | None:
         """Why single tokens are not read by a CUDA graph, None where they are once all windows are
@@ -184,6 +207,16 @@ class Decoder:
             token = choose(logits)
             yield token
             logits = self.read_token(token)
+
+
+def _native_step(model: PreTrainedModel) -> NativeStep | str:
+    """A step of the model, or why there is none."""
+    if not isinstance(model, FastWeightsForCausalLM):
+        return f"a {type(model).__name__} is not a model of ours"
+    try:
+        return NativeStep(model)
+    except NoStepError as error:
+        return str(error)
 
 
 def _tokens_in(cache: Any) -> int:

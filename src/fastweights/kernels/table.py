@@ -142,6 +142,11 @@ def _restriction(rule: type) -> str | None:
     return allowed.get(_family(rule)) if allowed else None
 
 
+def choices() -> tuple[Any, ...]:
+    """What the choice of kernels depends on besides the records: equal where it is the same."""
+    return tuple(TABLE), _preferred.get(), _only.get(), transform_here()
+
+
 def select(record: Any) -> Kernel:
     """The kernel that is taken."""
     return _first(record, _restriction(type(record)))

@@ -43,10 +43,15 @@ def _are_plain(pairs: tuple[tuple[Any, Tensor], ...]) -> bool:
     """
     for layer, _ in pairs:
         own = layer.__dict__
-        if type(layer) is not Linear or "forward" in own or "weight" not in own["_parameters"]:
+        if type(layer) is not Linear or "weight" not in own["_parameters"]:
             return False
-        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-            return False
-        if own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        if not is_untouched(own):
             return False
     return True
+
+
+def is_untouched(own: dict[str, Any]) -> bool:
+    """Whether the module of these attributes has its class's forward, and no hooks."""
+    if "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        return False
+    return not (own["_backward_hooks"] or own["_backward_pre_hooks"])

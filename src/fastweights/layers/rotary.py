@@ -63,14 +63,18 @@ class Rope:
         """Turn streams of one dtype ``[b t h width]``, such as q and k, by their positions
         ``[b t]``.
         """
-        x = streams[0]
         if not self.rotary_width:
             return streams
-        angle = positions[:, :, None, None] * self._frequencies(x)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        return tuple(self._turn(stream, cos, sin) for stream in streams)
+        cos, sin = self.turns(positions, streams[0])
+        return tuple(self.turn_by(stream, cos, sin) for stream in streams)
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def turns(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The cosines and sines ``[b t 1 r]`` by which streams like x turn at these positions."""
+        angle = positions[:, :, None, None] * self._frequencies(x)
+        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+    def turn_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turn a stream ``[b t h width]`` by `turns`."""
         rest = self.width - self.rotary_width
         if not rest:
             return _rotate(x, cos, sin)

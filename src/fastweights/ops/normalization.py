@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,15 @@ class _TritonFunction(torch.autograd.Function):
         norm = ctx.rule(x, weight, ctx.eps, gate, ctx.silu)
         weighs = ctx.needs_input_grad[2]
         return None, *triton.backward(_settings(norm), x, weight, gate, gradients[0], weighs)
+
+
+def prepare_norm(norm: RMSNorm, y: Tensor) -> Callable[[], None] | None:
+    """`rms_normalize` without a gate of rows that change where they lie, into a tensor of their
+    shape that is there; None where C does not take it.
+    """
+    if select(norm).compute is not normalize_natively or norm.requires_grad:
+        return None
+    return library.prepare("fw_norm", _problem(norm.x, norm.weight, norm.eps, y=y))
 
 
 def normalize_natively(norm: RMSNorm) -> Tensor:

@@ -4,6 +4,7 @@ there are few rows, for oneDNN, where it multiplies matrices faster, and for tor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,6 @@ from fastweights.kernels.table import Kernel, select
 
 MOST_ROWS = 8
 """Rows that product.c takes: more of them are matrices, which libraries multiply faster."""
-
-WORTH_SHARING = 1 << 20
-"""Numbers of a weight that take longer to read than a thread takes to wake up."""
 
 WORTH_ROUTING = 1 << 22
 """Multiplications that win back the microseconds in which oneDNN begins."""
@@ -93,17 +91,31 @@ def multiply_rows_of_each(together: ProductGroup) -> list[Tensor]:
     return _call(together.products)
 
 
+def prepare_rows(products: tuple[Product, ...], to: list[Tensor]) -> Callable[[], None] | None:
+    """`multiply_each`, or `multiply` of one, of rows that change where they lie, into tensors
+    ``[… o]`` that are there; None where C does not take it.
+    """
+    alone = len(products) == 1
+    taken = select(products[0]) if alone else select(ProductGroup(products))
+    if taken.compute not in (multiply_rows, multiply_rows_of_each):
+        return None
+    return library.prepare("fw_product", *_problems(products, to))
+
+
 def _call(products: tuple[Product, ...]) -> list[Tensor]:
+    to = [torch.empty(*x.shape[:-1], len(weight)) for x, weight, _ in products]
+    library.call("fw_product", *_problems(products, to))
+    return to
+
+
+def _problems(products: tuple[Product, ...], to: list[Tensor]) -> list[abi.ProductCall]:
     numbers = sum([weight.numel() for _, weight, _ in products])
-    threads = 1 if numbers < WORTH_SHARING else library.threads(numbers)
-    problems, behind = [], len(products)
-    for x, weight, bias in products:
+    threads, problems, behind = library.threads(numbers), [], len(products)
+    for (x, weight, bias), y in zip(products, to, strict=True):
         (outputs, inputs), x, behind = weight.shape, x.contiguous(), behind - 1
-        y = torch.empty(*x.shape[:-1], outputs)
         sizes = (x.numel() // inputs, inputs, outputs, threads)
         problems.append(abi.ProductCall(*sizes, x, weight, bias, y, behind))
-    library.call("fw_product", *problems)
-    return [problem.y for problem in problems]
+    return problems
 
 
 def multiply_matrices(product: Product) -> Tensor:
@@ -140,18 +152,19 @@ class _RoutedFunction(torch.autograd.Function):
 
 
 def _refuses_rows(product: Product) -> str | None:
-    return _refuses_here() or _refuses_shapes(product) or library.refuse_tensors(*product)
+    return refuses_here() or _refuses_shapes(product) or library.refuse_tensors(*product)
 
 
 def _refuses_any(together: ProductGroup) -> str | None:
-    refusal, tensors = _refuses_here(), []
+    refusal, tensors = refuses_here(), []
     for product in together.products:
         refusal = refusal or _refuses_shapes(product)
         tensors += product
     return refusal or library.refuse_tensors(*tensors)
 
 
-def _refuses_here() -> str | None:
+def refuses_here() -> str | None:
+    """Why C computes nothing of any product now."""
     if torch.compiler.is_compiling():
         return "a compiled graph makes kernels of torch's own operations"
     if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
@@ -181,7 +194,7 @@ def _refuses_empty(product: Product) -> str | None:
 
 
 def _refuses_matrices(product: Product) -> str | None:
-    refusal = _refuses_here() or _refuses_empty(product)
+    refusal = refuses_here() or _refuses_empty(product)
     if refusal is not None:
         return refusal
     if product.x.numel() * len(product.weight) < WORTH_ROUTING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.table import Kernel, select
-from fastweights.ops.product import MOST_ROWS, WORTH_SHARING, multiply
+from fastweights.ops.product import MOST_ROWS, multiply
 
 OUTPUTS_AT_ONCE = 256
 """Of which the weight is made floats again: few enough that these stay in the cache."""
@@ -45,15 +46,26 @@ def multiply_quantized(
 
 def _multiply_rows(product: QuantizedProduct) -> Tensor:
     """By quantized.c, which reads a byte per weight."""
+    y = torch.empty(*product.x.shape[:-1], len(product.weight))
+    library.call("fw_quantized_product", _problem(product, y))
+    return y
+
+
+def prepare_quantized_rows(product: QuantizedProduct, y: Tensor) -> Callable[[], None] | None:
+    """`multiply_quantized` of rows that change where they lie, into a tensor ``[… o]`` that is
+    there; None where C does not take it.
+    """
+    if select(product).compute is not _multiply_rows:
+        return None
+    return library.prepare("fw_quantized_product", _problem(product, y))
+
+
+def _problem(product: QuantizedProduct, y: Tensor) -> abi.QuantizedProductCall:
     x, weight, scale, bias = product
     (outputs, inputs), x = weight.shape, x.contiguous()
-    threads = 1 if weight.numel() < WORTH_SHARING else library.threads(weight.numel())
-    y = torch.empty(*x.shape[:-1], outputs)
+    threads = library.threads(weight.nbytes // x.element_size())
     sizes = (x.numel() // inputs, inputs, outputs, threads)
-    library.call(
-        "fw_quantized_product", abi.QuantizedProductCall(*sizes, x, weight, scale, bias, y)
-    )
-    return y
+    return abi.QuantizedProductCall(*sizes, x, weight, scale, bias, y)
 
 
 def _multiply_floats(product: QuantizedProduct) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -122,10 +123,25 @@ def call(name: str, *structures: Any) -> None:
     nothing in a rehearsal. Raises MemoryError.
     """
     if ask(name, *structures):
-        raise MemoryError(
-            f"{name}: no memory was left for a kernel's working space; read fewer sequences or"
-            " tokens at a time, or set fewer threads by torch.set_num_threads"
-        )
+        raise _no_memory(name)
+
+
+def prepare(name: str, *structures: Any) -> Callable[[], None]:
+    """`call`, packed now, to be made any number of times: of the memory where the tensors lie."""
+    run, memory = getattr(_require_library(), name), b"".join(map(pack, structures))
+
+    def repeat(_kept: tuple[Any, ...] = structures) -> None:
+        if run(memory):
+            raise _no_memory(name)
+
+    return repeat
+
+
+def _no_memory(name: str) -> MemoryError:
+    return MemoryError(
+        f"{name}: no memory was left for a kernel's working space; read fewer sequences or"
+        " tokens at a time, or set fewer threads by torch.set_num_threads"
+    )
 
 
 def ask(name: str, *structures: Any) -> int:

@@ -1,7 +1,12 @@
-/* A small pool of threads of our own: torch's OpenMP runtime stays torch's.
+/* The threads that share a kernel's tasks: those of torch's OpenMP runtime where that is GNU's, else
+ * a small pool of our own.
  *
- * Workers sleep between calls. One call uses the pool at a time; a call that finds it busy runs
- * alone. A forked child starts without workers and makes new ones when it needs them.
+ * torch's threads spin for milliseconds after each of its operations. Workers of our own would share
+ * the cores with them, and have to be woken up besides: a product of a megabyte is read sooner.
+ *
+ * Workers of our own sleep between calls. One call shares its tasks at a time; a call that finds the
+ * threads busy runs alone. OpenMP does not survive a fork: a forked child starts without threads and
+ * makes workers of its own when it needs them.
  */
 #include "pool.h"
 
@@ -15,10 +20,23 @@
 
 #define MOST_THREADS 256
 
+typedef void Member(void *team);
+
+#if defined(__linux__)
+/* Where torch has loaded GNU's OpenMP: `member(team)` on so many of its threads, the caller among
+ * them. */
+extern void GOMP_parallel(Member *member, void *team, unsigned threads, unsigned flags)
+    __attribute__((weak));
+#define OPENMP GOMP_parallel
+#else
+#define OPENMP ((void (*)(Member *, void *, unsigned, unsigned))NULL)
+#endif
+
 static struct {
     pthread_mutex_t owner, lock;
     pthread_cond_t work, done;
     long workers, wanted, busy, round;
+    int started, forked;
     Task *task;
     const void *problem;
     long tasks;
@@ -28,6 +46,8 @@ static struct {
           PTHREAD_MUTEX_INITIALIZER,
           PTHREAD_COND_INITIALIZER,
           PTHREAD_COND_INITIALIZER,
+          0,
+          0,
           0,
           0,
           0,
@@ -109,12 +129,11 @@ static void reset_after_fork(void)
     pthread_cond_init(&pool.work, NULL);
     pthread_cond_init(&pool.done, NULL);
     pool.workers = pool.wanted = pool.busy = 0;
+    pool.forked = 1;
 }
 
 static void start_workers(long workers)
 {
-    if (pool.round == 0)
-        pthread_atfork(NULL, NULL, reset_after_fork);
     for (pthread_t thread; pool.workers < workers; pool.workers++) {
         if (pthread_create(&thread, NULL, worker, NULL) != 0)
             return;
@@ -122,26 +141,22 @@ static void start_workers(long workers)
     }
 }
 
-int fw_parallel(Task *task, const void *problem, long tasks, long threads)
+static void run_member(void *unused)
 {
-    threads = threads < tasks ? threads : tasks;
-    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
-    if (threads <= 1 || pthread_mutex_trylock(&pool.owner) != 0) {
-        return run_alone(task, problem, tasks);
-    }
+    (void)unused;
+    run_tasks(pool.task, pool.problem, pool.tasks);
+}
+
+static void run_on_workers(long threads)
+{
     pthread_mutex_lock(&pool.lock);
     start_workers(threads - 1);
-    pool.task = task;
-    pool.problem = problem;
-    pool.tasks = tasks;
-    atomic_store(&pool.next, 0);
-    atomic_store(&pool.status, DONE);
     pool.wanted = pool.busy = threads - 1 < pool.workers ? threads - 1 : pool.workers;
     pool.round++;
     pthread_cond_broadcast(&pool.work);
     pthread_mutex_unlock(&pool.lock);
 
-    run_tasks(task, problem, tasks);
+    run_member(NULL);
 
     pthread_mutex_lock(&pool.lock);
     pool.busy -= pool.wanted; /* those who have not woken up yet are not waited for */
@@ -149,6 +164,25 @@ int fw_parallel(Task *task, const void *problem, long tasks, long threads)
     while (pool.busy > 0)
         pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
+}
+
+int fw_parallel(Task *task, const void *problem, long tasks, long threads)
+{
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    if (threads <= 1 || tasks <= 1 || pthread_mutex_trylock(&pool.owner) != 0)
+        return run_alone(task, problem, tasks);
+    if (!pool.started)
+        pthread_atfork(NULL, NULL, reset_after_fork);
+    pool.started = 1;
+    pool.task = task;
+    pool.problem = problem;
+    pool.tasks = tasks;
+    atomic_store(&pool.next, 0);
+    atomic_store(&pool.status, DONE);
+    if (OPENMP && !pool.forked)
+        OPENMP(run_member, NULL, threads, 0); /* all of them: fewer would end the others */
+    else
+        run_on_workers(threads < tasks ? threads : tasks);
     int status = atomic_load(&pool.status);
     pthread_mutex_unlock(&pool.owner);
     return status;

@@ -5,7 +5,7 @@
 #include "problem.h"
 
 /* Outputs that one task computes */
-#define PRODUCT_OUTPUTS 64
+#define PRODUCT_OUTPUTS 16
 
 /* Everything is contiguous: x [rows inputs], weight [outputs inputs], bias [outputs] or NULL, y
  * [rows outputs]. Behind the first product lie so many `following` it; all are made at once, by the

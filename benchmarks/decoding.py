@@ -1,0 +1,101 @@
+"""Tokens per second of a pretrained model: transformers, patched, imported, linearized; in turns.
+
+    python benchmarks/decoding.py SMOLLM2
+
+`SMOLLM2` is a folder of a model that has an importer. One sequence, after prompts of several
+lengths: milliseconds per token, the least and the median of `--rounds` tokens each, which all
+contenders read in turn, and tokens per second of the least. "imported, modules" is the imported
+model without `NativeStep`. The linearized one (window of 64) is not trained, which takes as long.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from fastweights import patch_transformers
+from fastweights.generate import Decoder
+from fastweights.importers import import_model
+from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.models import quantize
+from measuring import begin, options
+
+CONTEXTS = (64, 512, 2048)
+WINDOW = 64
+Model = Any
+Read = Callable[[Decoder, Tensor], Tensor]
+
+
+def by_step(decoder: Decoder, token: Tensor) -> Tensor:
+    return decoder.read_token(token)
+
+
+def by_modules(decoder: Decoder, token: Tensor) -> Tensor:
+    return decoder.read(token[:, None])
+
+
+def patched(decoder: Decoder, token: Tensor) -> Tensor:
+    with patch_transformers():
+        return decoder.read(token[:, None])
+
+
+def contenders(folder: Path) -> dict[str, tuple[Model, Read]]:
+    """Models by name, and what reads a token of theirs."""
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ours = import_model(theirs).eval()
+    linear = linearize(copy.deepcopy(theirs), LinearAttentionConfig(window=WINDOW)).eval()
+    return {
+        "transformers": (theirs, by_modules),
+        "transformers, patched": (theirs, patched),
+        "imported": (ours, by_step),
+        "imported, modules": (ours, by_modules),
+        "imported, int8": (quantize(copy.deepcopy(ours)), by_step),
+        "linearized": (linear, by_step),
+        "linearized, int8": (quantize(copy.deepcopy(linear)), by_step),
+    }
+
+
+def measure(made: dict[str, tuple[Model, Read]], context: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a token and tokens per second, by contender."""
+    ids = torch.randint(1000, (1, context), generator=torch.Generator().manual_seed(0))
+    decoders = {name: Decoder(model) for name, (model, _) in made.items()}
+    for decoder in decoders.values():
+        decoder.read_prompt(ids, None, 2048)
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for token in torch.arange(rounds + 1)[:, None]:
+        for name, decoder in decoders.items():
+            start = perf_counter()
+            made[name][1](decoder, token)
+            times[name].append(1e3 * (perf_counter() - start))
+    # The first token makes room and packs calls.
+    least = {name: min(found[1:]) for name, found in times.items()}
+    middle = {name: median(found[1:]) for name, found in times.items()}
+    speed = {name: 1e3 / found for name, found in least.items()}
+    return {"least": least, "median": middle, "tokens per second": speed}
+
+
+def main() -> None:
+    parser = options(__doc__, "decoding", rounds=24)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    chosen = parser.parse_args()
+    report = begin("decoding", chosen, threads=chosen.threads, model=chosen.model.name)
+    torch.set_num_threads(chosen.threads)
+    made: dict[str, tuple[Model, Read]] = {}
+    for context in chosen.contexts:
+        if not report.has(group := f"context {context}"):
+            made = made or contenders(chosen.model)
+            report.add(group, [{"context": context, **measure(made, context, chosen.rounds)}])
+
+
+if __name__ == "__main__":
+    main()

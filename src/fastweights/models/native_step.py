@@ -1,0 +1,265 @@
+"""A token of one sequence through softmax layers, by calls of C that are packed once.
+
+Read by modules, a token of a model of thirty layers spends more time in Python than its weights
+take to be read. A `NativeStep` makes the same calls of the same kernels, so the same numbers, on
+memory of its own; caches grow as they do for modules, which may go on from them at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+from fastweights.kernels.attention import attend_token
+from fastweights.kernels.growing import append
+from fastweights.kernels.table import choices, select
+from fastweights.layers import GatedMLP, HeadNorm, Linear, Rope
+from fastweights.layers.linear import is_untouched
+from fastweights.methods import Auto
+from fastweights.mixer import MixerState
+from fastweights.mixers.softmax import SoftmaxAttention
+from fastweights.models.block import Block
+from fastweights.models.cache import FastWeightsCache
+from fastweights.models.hf import FastWeightsForCausalLM
+from fastweights.models.quantize import Int8Linear
+from fastweights.ops.normalization import RMSNorm, prepare_norm
+from fastweights.ops.product import Product, prepare_rows, refuses_here
+from fastweights.ops.quantized import QuantizedProduct, prepare_quantized_rows
+from fastweights.recurrence import Softmax
+from fastweights.recurrence.timeline import FORGOTTEN
+
+Call = Callable[[], None]
+
+KINDS = ("_modules", "_parameters", "_buffers")
+"""Where a module keeps what it consists of."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps what waits for its call."""
+
+
+class NoStepError(Exception):
+    """Why modules read the tokens of a model."""
+
+
+class LayerCalls(NamedTuple):
+    """The calls of one layer, between which torch rotates, attends, activates and adds.
+
+    Attributes:
+        project: the norm, and queries, keys and values of it
+        leave: the output projection
+        widen: the norm, and gate and values of the MLP
+        narrow: its output projection
+        turning: queries and keys, ``[1 1 h+g k]``
+        value: ``[1 g 1 v]``
+        read: what the queries have read, ``[1 1 h·v]``
+        gated: gate, values and their product, ``[1 1 width]`` each
+        heads: h
+        rope: turns queries and keys
+        activation: of the gate
+    """
+
+    project: list[Call]
+    leave: list[Call]
+    widen: list[Call]
+    narrow: list[Call]
+    turning: Tensor
+    value: Tensor
+    read: Tensor
+    gated: list[Tensor]
+    heads: int
+    rope: Rope
+    activation: nn.Module
+
+
+class NativeStep:
+    """Reads single tokens of one sequence as the model does, without its modules.
+
+    Args:
+        model: in evaluation mode; of weights that stay where they are, see `stale`
+
+    Raises:
+        NoStepError: if modules must read them
+    """
+
+    def __init__(self, model: FastWeightsForCausalLM) -> None:
+        self.model, self._choices = model, choices()
+        self._states: Any = None
+        self._rooms: dict[tuple[str, int], Tensor] = {}
+        width = model.config.hidden_size
+        self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
+        _require(model.device.type == "cpu", f"its weights are on {model.device.type}")
+        _require(model.dtype is torch.float32, f"its weights are {model.dtype}, not float32")
+        _require(isinstance(model.model.method, Auto), "its method is not Auto()")
+        own = [part.__dict__ for part in model.modules()]
+        plain = all(is_untouched(d) and d.get("_compiled_call_impl") is None for d in own)
+        _require(plain, "a module has hooks, a forward of its own, or is compiled")
+        self._hooks = [hooks for d in own for name, hooks in d.items() if name in HOOKS]
+        self._places = [
+            (d[kind], name, s) for d in own for kind in KINDS for name, s in d[kind].items()
+        ]
+        self._addresses = [(s, s.data_ptr()) for _, _, s in self._places if isinstance(s, Tensor)]
+        with torch.inference_mode():
+            self._layers = [self._calls_of(block) for block in model.model.layers]
+        self._ropes = {s.rope for s in self._layers if s.rope.rotary_width}
+
+    @property
+    def stale(self) -> bool:
+        """Whether a module or weight has been replaced, moved or hooked since this was made."""
+        replaced = any(parts[name] is not part for parts, name, part in self._places)
+        return replaced or any(self._hooks) or any(s.data_ptr() != a for s, a in self._addresses)
+
+    def refuses(self, cache: FastWeightsCache) -> str | None:
+        """Why modules read the next token, None if this does."""
+        if cache.records or not cache.states:
+            return "its cache is empty, or can go back"
+        if self._states is not cache.states and (why := _refuses_states(cache)) is not None:
+            return why
+        if self.model.training or _has_any_global_hook():
+            return "the model is in training mode, or torch has hooks for all modules"
+        if choices() != self._choices or torch.is_grad_enabled():
+            return "kernels are chosen otherwise, or autograd follows"
+        return refuses_here()
+
+    def __call__(self, token: Tensor, cache: FastWeightsCache) -> Tensor:
+        """The logits ``[1 vocab]`` after one more token ``[1]``, by which the cache is advanced."""
+        trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
+        position, age = states[0].position, states[0].memory[2]
+        embedded = trunk._embeddings(token[:, None], None)
+        x.copy_(trunk._scale_and_position(embedded, position, None, None))
+        position, following = position + 1, F.pad(age + 1, (0, 1), value=1)
+        turns = {rope: rope.turns(states[0].position[:, None], x) for rope in self._ropes}
+        after = []
+        for layer, state in zip(self._layers, states, strict=True):
+            keys, values = self._attend(layer, state.memory, turns.get(layer.rope))
+            self._feed_forward(layer)
+            after.append(MixerState((keys, values, following), {}, position))
+        cache.advance(after, 1)
+        self._states = cache.states
+        return self.model.logits(trunk.norm(x))[:, -1]
+
+    def _attend(self, layer: LayerCalls, memory: Any, turns: Any) -> tuple[Tensor, Tensor]:
+        """x ← x + Mixer(Norm x); keys and values behind the token."""
+        for call in layer.project:
+            call()
+        turned = layer.turning if turns is None else layer.rope.turn_by(layer.turning, *turns)
+        q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
+        keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
+        q = q.reshape(1, keys.shape[1], -1, keys.shape[3])
+        o = F.scaled_dot_product_attention(q, keys, values)
+        layer.read.view(o.shape).copy_(o)
+        for call in layer.leave:
+            call()
+        torch.add(self._x, self._y, out=self._x)
+        return keys, values
+
+    def _feed_forward(self, layer: LayerCalls) -> None:
+        """x ← x + MLP(Norm x)."""
+        for call in layer.widen:
+            call()
+        gate, z, product = layer.gated
+        torch.mul(layer.activation(gate), z, out=product)
+        for call in layer.narrow:
+            call()
+        torch.add(self._x, self._y, out=self._x)
+
+    def _calls_of(self, block: Any) -> LayerCalls:
+        _refuse_block(block)
+        mixer, mlp, y = block.mixer, block.mlp, self._y
+        sizes = [layer.out_features for layer in (mixer.W_q, mixer.W_k, mixer.W_v)]
+        queries, keys, values = sizes
+        both = self._room("turning", queries + keys)
+        turning = [both[..., :queries], both[..., queries:]]
+        value = self._room("value", values)
+        read = self._room("read", mixer.W_o.in_features)
+        gated = [self._room(name, mlp.W_3.in_features) for name in ("gate", "z", "product")]
+        return LayerCalls(
+            [
+                self._norm(block.mixer_norm),
+                *self._products(mixer.W_q, mixer.W_k, mixer.W_v, to=[*turning, value]),
+            ],
+            self._products(mixer.W_o, x=read, to=[y]),
+            [self._norm(block.mlp_norm), *self._products(mlp.W_1, mlp.W_2, to=gated[:2])],
+            self._products(mlp.W_3, x=gated[2], to=[y]),
+            both.view(1, 1, mixer.heads + mixer.kv_heads, -1),
+            value.view(1, mixer.kv_heads, 1, -1),
+            read,
+            gated,
+            mixer.heads,
+            mixer.rope,
+            mlp.activation,
+        )
+
+    def _norm(self, norm: Any) -> Call:
+        """What leaves the norm of x where `_products` reads it."""
+        plain = type(norm) is HeadNorm and not norm.center
+        call = (
+            prepare_norm(RMSNorm(self._x, norm.weight, norm.eps), self._normed) if plain else None
+        )
+        return _taken(call, "a norm")
+
+    def _products(self, *layers: Any, to: list[Tensor], x: Tensor | None = None) -> list[Call]:
+        """What leaves the layers of x, or of the norm, in these tensors, as `project_each` does."""
+        x = self._normed if x is None else x
+        if all(type(layer) is Linear for layer in layers):
+            products = tuple(Product(x, layer.weight, layer.bias) for layer in layers)
+            return [_taken(prepare_rows(products, to), "a product")]
+        _require(all(type(s) in (Linear, Int8Linear) for s in layers), "a projection is not ours")
+        return [self._product(layer, x, y) for layer, y in zip(layers, to, strict=True)]
+
+    def _product(self, layer: Any, x: Tensor, y: Tensor) -> Call:
+        if type(layer) is Linear:
+            return self._products(layer, x=x, to=[y])[0]
+        product = QuantizedProduct(x, layer.codes, layer.scale, layer.bias)
+        return _taken(prepare_quantized_rows(product, y), "a product")
+
+    def _room(self, name: str, width: int) -> Tensor:
+        """Memory ``[1 1 width]``, the same for this name in every layer."""
+        if (name, width) not in self._rooms:
+            self._rooms[name, width] = torch.empty(1, 1, width)
+        return self._rooms[name, width]
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise NoStepError(otherwise)
+
+
+def _taken(call: Call | None, what: str) -> Call:
+    if call is None:
+        raise NoStepError(f"{what} is not computed by the compiled extension")
+    return call
+
+
+def _refuse_block(block: Any) -> None:
+    plain = type(block) is Block and block.shared is None
+    around = plain and not (block.parallel or block.norms_behind or block.normalized)
+    _require(around, "its blocks are not x + Mixer(Norm x) and x + MLP(Norm x)")
+    mixer: Any = block.mixer
+    _require(type(mixer) is SoftmaxAttention, f"a mixer is {type(mixer).__name__}, not softmax")
+    extras = mixer.window is not None or mixer.W_g is not None
+    normed = type(mixer.norm_q) is not nn.Identity or type(mixer.norm_k) is not nn.Identity
+    _require(not (extras or normed), "its attention has a window, a gate or norms of heads")
+    _require(type(block.mlp) is GatedMLP, "an MLP is not gated")
+    q, k = torch.empty(1, 1, mixer.heads, 1), torch.empty(1, 1, mixer.kv_heads, 1)
+    taken = select(Softmax(q, k, k)).compute is attend_token
+    _require(taken, "attention to one token goes to another kernel")
+
+
+def _refuses_states(cache: FastWeightsCache) -> str | None:
+    """Why not all layers have read the same tokens of one sequence of one document."""
+    first, *others = cast("tuple[Any, ...]", cache.states)
+    if cache.batch_size != 1:
+        return f"its cache holds {cache.batch_size} sequences, not one"
+    parts = [part for state in (first, *others) for part in state.memory[:2]]
+    if any(part.dtype is not torch.float32 for part in parts):
+        return "its cache is not float32"
+    ages = all(torch.equal(state.memory[2], first.memory[2]) for state in others)
+    if not ages or not all(torch.equal(state.position, first.position) for state in others):
+        return "its layers have not read the same tokens"
+    seen = first.memory[2].numel() > 0 and int(first.memory[2].max()) < FORGOTTEN // 2
+    return None if seen else "tokens in its cache are padding, or forgotten"

@@ -1,0 +1,100 @@
+"""Single tokens through softmax layers without modules: the numbers of the modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights import kernels
+from fastweights.generate import Decoder
+from fastweights.kernels.native import library
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
+
+pytestmark = pytest.mark.skipif(library.extension_missing(), reason="needs the compiled kernels")
+
+GROUPED = {"name": "softmax", "heads": 6, "kv_heads": 2}
+ATTENTIONS = {
+    "grouped": GROUPED,
+    "biased": {"name": "softmax", "heads": 3, "bias": True},
+    "part turns": {"name": "softmax", "heads": 2, "rope": {"fraction": 2 / 3}},
+    "nothing turns": {"name": "softmax", "heads": 2, "rope": {"fraction": 0.0}},
+}
+
+
+def model_of(mixer: dict[str, Any], **settings: Any) -> FastWeightsForCausalLM:
+    torch.manual_seed(0)
+    config = FastWeightsConfig(
+        vocab_size=41, hidden_size=36, num_hidden_layers=3, mixers=[mixer], **settings
+    )
+    return FastWeightsForCausalLM(config).eval()
+
+
+def begin(model: FastWeightsForCausalLM, batch: int = 1) -> Decoder:
+    decoder = Decoder(model)
+    decoder.read(torch.arange(5).expand(batch, -1))
+    return decoder
+
+
+def states_of(decoder: Decoder) -> list[Tensor]:
+    found: list[Tensor] = []
+    decoder.cache.apply(lambda s: found.append(s) or s)
+    return found
+
+
+def compare(model: FastWeightsForCausalLM, tokens: int = 80) -> None:
+    """More tokens than a cache has room for, some of them by modules in between."""
+    modules, decoder = begin(model), begin(model)
+    assert decoder.refuse_native_step() is None
+    for i in range(tokens):
+        token = torch.tensor([i % 41])
+        expected = modules.read(token[:, None])
+        found = decoder.read(token[:, None]) if i % 7 == 3 else decoder.read_token(token)
+        assert torch.equal(found, expected)
+    assert decoder.cache.tokens == modules.cache.tokens
+    for found, expected in zip(states_of(decoder), states_of(modules), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_token_has_the_numbers_of_the_modules(attention: str) -> None:
+    compare(model_of(ATTENTIONS[attention]))
+
+
+def test_so_have_weights_of_bytes() -> None:
+    compare(quantize(model_of(GROUPED, tie_word_embeddings=False)))
+
+
+def test_a_decoder_can_go_on_from_a_copy_of_an_earlier_state() -> None:
+    decoder, token = begin(model_of(GROUPED)), torch.tensor([3])
+    decoder.read_token(token)
+    before = decoder.cache.states
+    first = decoder.read_token(token)
+    decoder.cache.states = before
+    assert torch.equal(decoder.read_token(token), first)
+
+
+def test_weights_that_are_replaced_are_seen() -> None:
+    model, token = model_of(GROUPED), torch.tensor([3])
+    decoder, modules = begin(model), begin(model)
+    decoder.read_token(token)
+    modules.read(token[:, None])
+    quantize(model)
+    assert torch.equal(decoder.read_token(token), modules.read(token[:, None]))
+    calls: list[int] = []
+    model.model.layers[1].register_forward_hook(lambda *_: calls.append(1))
+    decoder.read_token(token)
+    assert calls
+
+
+def test_it_says_why_modules_read() -> None:
+    assert "MetaLA" in str(begin(model_of({"name": "metala", "heads": 2})).refuse_native_step())
+    assert "2 sequences" in str(begin(model_of(GROUPED), batch=2).refuse_native_step())
+    assert "window" in str(begin(model_of({**GROUPED, "window": 4})).refuse_native_step())
+    assert "not float32" in str(begin(model_of(GROUPED).bfloat16()).refuse_native_step())
+    decoder = begin(model_of(GROUPED))
+    with kernels.only("product (torch)"):
+        assert decoder.refuse_native_step() is not None
+    assert decoder.refuse_native_step() is None
