@@ -4,8 +4,9 @@
 
 `SMOLLM2` is a folder of a model that has an importer. One sequence, after prompts of several
 lengths: milliseconds per token, the least and the median of `--rounds` tokens each, which all
-contenders read in turn, and tokens per second of the least. "imported, modules" is the imported
-model without `NativeStep`. The linearized one (window of 64) is not trained, which takes as long.
+contenders but the patched one read in turn, and tokens per second of the least. "imported, modules"
+is the imported model without `NativeStep`. The linearized one (window of 64) is not trained, which
+takes as long.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from measuring import begin, options
 
 CONTEXTS = (64, 512, 2048)
 WINDOW = 64
+THEIRS = "transformers"
 Model = Any
 Read = Callable[[Decoder, Tensor], Tensor]
 
@@ -42,19 +44,13 @@ def by_modules(decoder: Decoder, token: Tensor) -> Tensor:
     return decoder.read(token[:, None])
 
 
-def patched(decoder: Decoder, token: Tensor) -> Tensor:
-    with patch_transformers():
-        return decoder.read(token[:, None])
-
-
 def contenders(folder: Path) -> dict[str, tuple[Model, Read]]:
     """Models by name, and what reads a token of theirs."""
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ours = import_model(theirs).eval()
     linear = linearize(copy.deepcopy(theirs), LinearAttentionConfig(window=WINDOW)).eval()
     return {
-        "transformers": (theirs, by_modules),
-        "transformers, patched": (theirs, patched),
+        THEIRS: (theirs, by_modules),
         "imported": (ours, by_step),
         "imported, modules": (ours, by_modules),
         "imported, int8": (quantize(copy.deepcopy(ours)), by_step),
@@ -63,18 +59,29 @@ def contenders(folder: Path) -> dict[str, tuple[Model, Read]]:
     }
 
 
-def measure(made: dict[str, tuple[Model, Read]], context: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a token and tokens per second, by contender."""
-    ids = torch.randint(1000, (1, context), generator=torch.Generator().manual_seed(0))
-    decoders = {name: Decoder(model) for name, (model, _) in made.items()}
+def read_in_turn(
+    made: dict[str, tuple[Model, Read]], ids: Tensor, rounds: int, only: str = ""
+) -> dict[str, list[float]]:
+    """Milliseconds of each token after a prompt, by contender; `only` one, or all in turn."""
+    chosen = {name: own for name, own in made.items() if only in ("", name)}
+    decoders = {name: Decoder(model) for name, (model, _) in chosen.items()}
+    times: dict[str, list[float]] = {name: [] for name in chosen}
     for decoder in decoders.values():
         decoder.read_prompt(ids, None, 2048)
-    times: dict[str, list[float]] = {name: [] for name in made}
     for token in torch.arange(rounds + 1)[:, None]:
         for name, decoder in decoders.items():
             start = perf_counter()
-            made[name][1](decoder, token)
+            chosen[name][1](decoder, token)
             times[name].append(1e3 * (perf_counter() - start))
+    return times
+
+
+def measure(made: dict[str, tuple[Model, Read]], context: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a token and tokens per second, by contender."""
+    ids = torch.randint(1000, (1, context), generator=torch.Generator().manual_seed(0))
+    times = read_in_turn(made, ids, rounds)
+    with patch_transformers():
+        times["transformers, patched"] = read_in_turn(made, ids, rounds, only=THEIRS)[THEIRS]
     # The first token makes room and packs calls.
     least = {name: min(found[1:]) for name, found in times.items()}
     middle = {name: median(found[1:]) for name, found in times.items()}
