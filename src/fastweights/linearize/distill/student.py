@@ -26,7 +26,7 @@ from fastweights.linearize.distill.fit import (
 from fastweights.linearize.distill.recipe import StageConfig
 from fastweights.linearize.distill.run import ConversionRun, ConversionText, logit_count
 from fastweights.linearize.distill.teachers import require_same_tokens
-from fastweights.linearize.evaluate.logits import next_logits, unwrap_adapters
+from fastweights.linearize.evaluate.logits import next_logits, positions_of, unwrap_adapters
 from fastweights.training.loop.checkpoint import no_progress_bars
 from fastweights.training.loop.seeds import own_randomness
 
@@ -139,18 +139,19 @@ class ModelLoader:
         place_landmarks(model, texts, self.run.conversion.seed, self.run.follow)
         windows = dict[int, tuple[int, ...]]()
         if self.run.conversion.recipe.analog.windows_by_head:
-            windows = share_windows(model, self._long_texts(), follow=self.run.follow)
+            longest = min(LONG, positions_of(model.config) or LONG)
+            windows = share_windows(model, self._long_texts(longest), follow=self.run.follow)
         rows = {f"{WINDOWS}{layer}": torch.tensor(row) for layer, row in windows.items()}
         return {**_landmarks_of(model), **rows}
 
-    def _long_texts(self) -> list[dict[str, Tensor]]:
-        """Texts of `LONG` tokens, whose documents are read as one: short ones do not show what
-        heads read from far back."""
+    def _long_texts(self, length: int) -> list[dict[str, Tensor]]:
+        """Texts whose documents are read as one: short ones do not show what heads read from far
+        back."""
         train = self.text.train()
         count = -(-LONG_TOKENS // train.length)
         ids = [train.batch(number, 1)["input_ids"] for number in range(count)]
         joined = torch.cat(ids, 1).to(self.run.device)
-        return [{"input_ids": text} for text in joined.split(max(LONG, train.length), 1)]
+        return [{"input_ids": text} for text in joined.split(max(length, train.length), 1)]
 
     def _texts_of_landmarks(self, landmarks: int) -> list[dict[str, Tensor]]:
         train = self.text.train()
