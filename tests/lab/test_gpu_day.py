@@ -96,6 +96,7 @@ def test_the_time_is_up_inside_of_a_task(tmp_path):
     assert "never" not in found.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes end with their parents on Linux")
 def test_a_killed_session_leaves_no_process_and_goes_on(tmp_path):
     """The same command: what was done is kept as it is; what had failed is tried again, last."""
@@ -186,6 +187,7 @@ def write_tests(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_tests_are_rows_and_those_that_passed_are_not_run_again(tmp_path):
     """Also where pytest has no configuration of ours: the file lies elsewhere."""
     plan = replace(REHEARSAL, tests=(str(write_tests(tmp_path)),), workers=2)

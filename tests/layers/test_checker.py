@@ -8,12 +8,20 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+import beartype_hook
 from fastweights.layers import TokenContext
 from fastweights.methods import evaluate
 from fastweights.mixers import MIXERS
 from fastweights.recurrence import Decay
 
+pytestmark = pytest.mark.usefixtures("every_call")
 STREAMS = [torch.zeros(1, 3, 2, width) for width in (4, 4, 5)]
+
+
+@pytest.fixture
+def every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of functions that have been called often, too."""
+    monkeypatch.setattr(beartype_hook, "EVERY", 1)
 
 
 def test_streams_of_a_record_have_the_sizes_of_each_other() -> None:

@@ -242,8 +242,8 @@ def test_a_plan_names_every_phase_and_its_seconds(source):
     model, recipe = str(source / "model"), RECIPES["landmarks"]
     few, many = (plan_run(model, recipe, plan(model, recipe), 256, n) for n in (512, 1 << 20))
     assert [phase.name for phase in few] == [
-        *("start", "landmarks", "convert", "transfer", "transfer, measured", "finetune"),
-        "eval, report, export",
+        *("start", "landmarks", "windows", "convert", "transfer", "transfer, measured"),
+        *("finetune", "eval, report, export"),
     ]
     assert few[1].tokens == many[1].tokens == 4096
     assert all(phase.seconds > 0 for phase in few)

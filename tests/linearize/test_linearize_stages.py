@@ -116,12 +116,8 @@ def test_every_recipe_trains_all_its_stages(source, tmp_path, name):
         assert (tmp_path / f"{stage.name}.json").exists() == stage.by_layer
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "top_k",
-    [pytest.param(None, marks=pytest.mark.slow), 8],
-    ids=["teacher", "stored logits"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", [None, 8], ids=["teacher", "stored logits"])
 def test_stages_stopped_anywhere_go_on_to_the_same_model(source, tmp_path, top_k):
     recipe = several(teacher=TeacherSource(str(source / "large"), top_k))
     whole = conversion(source, recipe=recipe, softmax_layers=1)

@@ -187,7 +187,7 @@ def test_window_dropout_shows_a_layer_without_its_window():
 
 def test_a_rule_without_softmax_weights_says_so():
     stream = torch.rand(1, 4, 2, 3)
-    with pytest.raises(TypeError, match=r"Decay has no softmax weights.*weights=0"):
+    with pytest.raises(TypeError, match=r"needs a layer with a window, .* is a Decay alone"):
         cross_entropy(Decay(stream, stream, stream, None), None)
 
 

@@ -162,7 +162,8 @@ class LanguageModelStage(StoredStage):
         reporter: Reporter = Reporter(),
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        is_run(out, config)
+        if processes.is_first:  # it may be filling the folder while others get here
+            is_run(out, config)
         SEQUENCE_LENGTH.require(length=config.length)
         self.config, self.tokens_per_sequence = config, config.length
         self.device, self.reading = processes.device, read_by(processes)
