@@ -22,8 +22,8 @@ from fastweights.methods import evaluate
 from fastweights.shapes import Output
 from fastweights.training.loop.report import Follow, unfollowed
 
-FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
-"""The windows that a key head can have, over the one that all had."""
+SHORTEST, LONGEST = 1 / 8, 5
+"""Of the windows that a key head can have, powers of two, over the one that all had."""
 
 
 def share_windows(
@@ -45,7 +45,8 @@ def share_windows(
             landmarks are placed.
         texts: Inputs of the model, such as ``{"input_ids": [b t]}``, longer than the longest
             window.
-        windows: What a key head can have, in tokens; none for `FACTORS` of what it has.
+        windows: What a key head can have, in tokens; none for the powers of two between an eighth
+            and five times of what it has.
         follow: Told of every text that is read.
 
     Returns:
@@ -56,7 +57,9 @@ def share_windows(
     """
     converted = branches(model)
     config = _require_one_window(model, converted.values())
-    choices = windows or {max(1, int(factor * config.window)) for factor in FACTORS}
+    powers = (2**exponent for exponent in range(32))
+    least, most = SHORTEST * config.window, LONGEST * config.window
+    choices = windows or [window for window in powers if least <= window <= most]
     mode, training = _MeasureWindows(sorted(choices)), model.training
     model.eval()
     with torch.no_grad(), use_mode(model, mode):
