@@ -7,9 +7,9 @@ import pytest
 from house import House
 
 CEILINGS = {
-    "type_tests": 14,
+    "type_tests": 11,
     "twins": 4,
-    "short_files": 36,
+    "short_files": 35,
     "circles": 0,
 }
 LONGEST_FUNCTION = 140
