@@ -108,6 +108,11 @@ def test_what_has_no_window_to_divide_is_refused() -> None:
     share_windows(model, [{"input_ids": IDS}])
     with pytest.raises(ValueError, match="share_windows of a LinearizedLlamaForCausalLM"):
         share_windows(model, [{"input_ids": IDS}])
+    for windows in ((0, 4), (-1, 8), (5, 9)):
+        with pytest.raises(ValueError, match=r"share_windows\(windows="):
+            share_windows(placed(), [{"input_ids": IDS}], windows)
+    with pytest.raises(ValueError, match="key heads; give each of them one window"):
+        student(analog=LinearAttentionConfig("landmarks", 4, window=3, head_windows=((2,),)))
     with pytest.raises(ValueError, match="windows_by_head with features = 'hedgehog'"):
         LinearAttentionConfig(windows_by_head=True)
 

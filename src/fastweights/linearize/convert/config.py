@@ -188,10 +188,19 @@ class LinearAttentionConfig:
         return cls(**given)
 
     def windows_of(self, attention: AttentionLayer) -> tuple[int, ...]:
-        """The windows of a layer's key heads."""
+        """The windows of a layer's key heads.
+
+        Raises:
+            ValueError: If `head_windows` has more or fewer for this layer.
+        """
         rows = self.head_windows[attention.layer : attention.layer + 1]
-        own = rows[0] if rows else ()
-        return own or (self.window,) * attention.kv_heads
+        own = (rows[0] if rows else ()) or (self.window,) * attention.kv_heads
+        if len(own) != attention.kv_heads:
+            raise ValueError(
+                f"head_windows has {own} for layer {attention.layer}, which has"
+                f" {attention.kv_heads} key heads; give each of them one window"
+            )
+        return own
 
     @property
     def has_window(self) -> bool:

@@ -1,4 +1,4 @@
-"""Key heads with windows of their own, and how a budget of bytes is divided among them.
+"""Key heads with windows of their own, as one branch.
 
 Heads differ in how far they look back: at an equal state, long windows for those that look far and
 short ones for the others leave less of softmax's output out than one window for all.
@@ -56,8 +56,7 @@ class GroupedBranch(LinearBranch):
             )
             for heads in self.key_heads
         )
-        places = [head for heads in self.query_heads for head in heads]
-        self.order = tuple(places.index(head) for head in range(attention.heads))
+        self.order = _places(self.query_heads)
 
     @property
     def branches(self) -> tuple[LinearBranch, ...]:
@@ -125,14 +124,19 @@ class GroupedBranch(LinearBranch):
         found = [group.cached_tokens(part) for group, part in parts]
         least = min(there.shape[1] for _, _, there in found)
         keys, values, there = zip(*(_last(tokens, least) for tokens in found), strict=True)
-        order = [head for heads in self.key_heads for head in heads]
-        back = [order.index(head) for head in range(len(order))]
-        return torch.cat(keys, 1)[:, back], torch.cat(values, 1)[:, back], there[0]
+        order = list(_places(self.key_heads))
+        return torch.cat(keys, 1)[:, order], torch.cat(values, 1)[:, order], there[0]
 
     def _divided(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The groups' tensors, of which each has as many."""
         size = len(tensors) // len(self.groups)
         return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
+
+
+def _places(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Where each head is among the groups' heads, one group after the other."""
+    heads = [head for group in groups for head in group]
+    return tuple(heads.index(head) for head in range(len(heads)))
 
 
 def _of_heads(past: Past, heads: list[int]) -> Past:

@@ -53,13 +53,19 @@ def share_windows(
         The windows of the key heads, by the number of the layer.
 
     Raises:
-        ValueError: If its layers have no landmarks or windows, or have their own already.
+        ValueError: If its layers have no landmarks or windows, or have their own already, or the
+            shortest of `windows` is none, or longer than what each head has.
     """
     converted = branches(model)
     config = _require_one_window(model, converted.values())
     powers = (2**exponent for exponent in range(32))
     least, most = SHORTEST * config.window, LONGEST * config.window
     choices = windows or [window for window in powers if least <= window <= most]
+    if not 0 < min(choices) <= config.window:
+        raise ValueError(
+            f"share_windows(windows={list(choices)}) of heads that have {config.window}: the"
+            " shortest is at least 1, and at most what each head has; name a shorter one"
+        )
     mode, training = _MeasureWindows(sorted(choices)), model.training
     model.eval()
     with torch.no_grad(), use_mode(model, mode):
