@@ -27,6 +27,8 @@ from gguf_files import WORDS, write
 from pretrained import llama
 from tiny import tiny
 
+pytestmark = pytest.mark.sampled
+
 LANDMARKS = LinearAttentionConfig(window=4, sinks=2, features="landmarks", feature_dim=4)
 TEXT = " ".join("abcdefghijklmnopqrstuvwxyz" * 40)
 CPU = ["--device", "cpu"]

@@ -45,6 +45,8 @@ from fastweights.training.loop.checkpoint import save_model
 from tiny import VOCABULARY, tiny, tokens
 from tolerances import TOLERANCE, array, assert_close, error
 
+pytestmark = pytest.mark.sampled
+
 LENGTH = 13
 
 

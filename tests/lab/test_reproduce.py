@@ -87,6 +87,8 @@ from fastweights.training.loop.files import read_json
 from fastweights.training.loop.json_lines import read_rows
 from tolerances import assert_close
 
+pytestmark = pytest.mark.sampled
+
 CPU = torch.device("cpu")
 THEOREMS = [
     name for name, one in CLAIMS.items() if isinstance(one.cpu.experiment, Theorem | Computed)

@@ -41,6 +41,8 @@ from killable_runs import launch_two
 from pretrained import VOCABULARY, linear_llama, llama, stream
 from tolerances import assert_close
 
+pytestmark = pytest.mark.sampled
+
 LOSSES = {"output": TransferLoss(), "weights": TransferLoss(0, 1), "both": TransferLoss(2, 0.5)}
 ANALOGS = {
     "window": LinearAttentionConfig(window=3),

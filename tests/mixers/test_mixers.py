@@ -41,6 +41,8 @@ from oracles import (
 )
 from tolerances import array, assert_close
 
+pytestmark = pytest.mark.sampled
+
 D = 16
 METHODS = [Recurrent(), Chunkwise(4), Parallel(), Auto()]
 slowly = [Auto(), *(pytest.param(m, marks=pytest.mark.slow) for m in (Recurrent(), Chunkwise(4)))]

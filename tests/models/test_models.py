@@ -44,6 +44,8 @@ from fastweights.models.loss import (
 from kinds import form_of, one_of_each, slow_but
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
+pytestmark = pytest.mark.sampled
+
 every_model = pytest.mark.parametrize("layers", LAYERS)
 each_kind = pytest.mark.parametrize("layers", one_of_each(LAYERS))
 each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))

@@ -23,7 +23,10 @@ from kinds import form_of, one_of_each
 from transformers_families import build_family, present_families
 
 # torch makes its forward-mode decompositions with what it deprecates
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+pytestmark = [
+    pytest.mark.sampled,
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+]
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
 (LAW,) = [law for law in LAWS if law.name == "second derivatives"]
 NEAR = 1e-3

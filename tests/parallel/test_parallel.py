@@ -16,7 +16,7 @@ from sliced_models import (
     compare_states,
 )
 from sliced_refusals import check_refusals, count_bytes
-from sliced_rules import compare_rounded_rules, compare_rules
+from sliced_rules import compare_rounded_rules, compare_rules, compare_some_rules
 from tiny import LAYERS
 
 FOUR = ("hybrid", "shared", "h3", "lolcats", "mlstm", "mesa_signed")
@@ -27,7 +27,7 @@ KINDS = first_of_each(LAYERS, form_of)
 
 def on_two_processes() -> Report:
     return {
-        **compare_rules(),
+        **compare_some_rules(),
         **compare_models(KINDS),
         **compare_checkpointed(),
         **compare_states([name for name in KINDS if name in MIXERS]),
@@ -59,8 +59,13 @@ def beyond(report: Report, kind: str, tolerance: float) -> Report:
     return {name: error for name, error in found.items() if not error <= tolerance}
 
 
-def test_rules_on_two_processes(two: Report) -> None:
+def test_some_rules_on_two_processes(two: Report) -> None:
     assert not beyond(two, "float64", 1e-10)
+
+
+@pytest.mark.slow
+def test_rules_on_two_processes(tmp_path: Path) -> None:
+    assert not beyond(run_together(2, compare_rules, tmp_path), "float64", 1e-10)
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from fastweights.mixers.rglru import RGLRU
 from kinds import one_of_each, slow_but
 from tolerances import TOLERANCE
 
+pytestmark = pytest.mark.sampled
+
 D, T = 16, 12
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SENSITIVE = 100

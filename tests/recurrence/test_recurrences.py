@@ -28,6 +28,8 @@ from fastweights.recurrence import (
 from kinds import one_of_each_rule
 from tolerances import assert_close
 
+pytestmark = pytest.mark.sampled
+
 DTYPES = [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)]
 KERNELS_DTYPES = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from zlib import crc32
 
 import pytest
 
 GOLDEN, SHARE = (math.sqrt(5) - 1) / 2, 1 / 3
 """Multiples of the first, less their whole parts, lie evenly: whatever is repeated in the order of
-cases, the share of them below the second has some of all."""
+cases, the share of them below the second has some of all. They begin elsewhere for every test, so
+that tests of the same cases share them out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,9 +27,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    for own in cases.values():
-        sampled = (x for x in own if "sampled" in x.keywords and "slow" not in x.keywords)
-        for number, item in enumerate(sampled):
+    for name, own in cases.items():
+        sampled = [x for x in own if "sampled" in x.keywords and "slow" not in x.keywords]
+        first = crc32(name.encode()) % max(len(sampled), 1)
+        for number, item in enumerate(sampled[first:] + sampled[:first]):
             if number * GOLDEN % 1 >= SHARE:
                 item.add_marker("slow")
     if config.getoption("--fast"):

@@ -302,7 +302,7 @@ def read_and_die(text: Text, run: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_process_is_left_behind(text, tmp_path):
     """The one that writes ends with the one that reads, killed or not."""
     reader = FORKS.Process(target=read_and_die, args=(text, tmp_path / "run"))

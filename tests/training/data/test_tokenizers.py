@@ -100,6 +100,7 @@ def test_texts_are_neither_padded_nor_cut_off() -> None:
     assert [len(tokens) for tokens in encode_texts(tokenizer, ["a", "a b c d e", ""])] == [1, 9, 0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_long_stream_takes_little_memory(name: str, monkeypatch) -> None:
     """Python's share of it: 6 MiB of text in pieces, and 128 KiB of them in a batch."""

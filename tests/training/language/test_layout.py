@@ -141,7 +141,7 @@ def distance(one: Path, other: Path) -> float:
     return max(float((x - y).abs().max()) for (_, x), (_, y) in pairs)
 
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.sampled]
 
 
 def require_alike(one: Path, other: Path) -> None:

@@ -139,6 +139,7 @@ def test_every_kernel_is_taken_for_some_case() -> None:
     assert {entry.name for entry in TRITON} - taken == models
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ON_HOPPER)
 def test_kernels_at_their_main_size_on_hopper(name: str) -> None:
     """The tests on a GPU test them, at sizes of their own."""

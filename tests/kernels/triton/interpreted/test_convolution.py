@@ -13,6 +13,8 @@ from fastweights.ops.convolution import convolve_by_taps
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, relative
 
+pytestmark = pytest.mark.sampled
+
 NAME = "short convolution (Triton)"
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 

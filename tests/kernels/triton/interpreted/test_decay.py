@@ -15,6 +15,8 @@ from fastweights.kernels.triton.decay import TRITON_DECAY, TRITON_NORMALIZED
 from fastweights.recurrence import Decay, Delta, Normalized
 from triton_checks import TOLERANCE, Streams, check, relative
 
+pytestmark = pytest.mark.sampled
+
 
 def build(streams: Streams) -> Decay:
     q, v = streams["q"], streams["v"]

@@ -19,6 +19,8 @@ from fastweights.recurrence import Decay
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
 
+pytestmark = pytest.mark.sampled
+
 
 def make(t: int, k: int, v: int, decay: int | None, *, h: int = 1) -> dict[str, Tensor | None]:
     """Random streams in float64; `decay` is the width of log α, which is mild in some channels,

@@ -22,6 +22,8 @@ from fastweights.recurrence import DPLR, Delta
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
 
+pytestmark = pytest.mark.sampled
+
 PAIRS = [
     ("none", torch.float32),
     ("scalar", torch.bfloat16),

@@ -30,6 +30,8 @@ from fastweights.recurrence import (
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, Streams, check, relative
 
+pytestmark = pytest.mark.sampled
+
 EXACT = ConjugateGradient(60, 1e-7)
 WIDE = ("beta", "log_decay", "ridge")
 """The streams that stay float32 where the others are of half precision."""

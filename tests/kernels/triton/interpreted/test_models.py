@@ -20,6 +20,8 @@ from pretrained import VOCABULARY, linear_llama
 from tiny import LAYERS, tiny, tokens
 from triton_checks import check_training, training
 
+pytestmark = pytest.mark.sampled
+
 WITHOUT = ("softmax", "swa")
 """Mixers whose rule is torch's own attention, on a GPU too."""
 ONE_OF_EACH_RULE = (*("gla", "s5", "rglru", "mlstm", "mesanet", "lolcats", "hybrid"),)

@@ -15,6 +15,8 @@ from fastweights.kernels.triton.scan import SCAN_KERNEL, SELECTIVE_SCAN_KERNEL
 from fastweights.recurrence import Decay, Selective
 from triton_checks import check
 
+pytestmark = pytest.mark.sampled
+
 SMALL = Chip(90, 0, 227 << 10)
 """Any number of programs fills it: time stays in one piece."""
 HUGE = CHIPS[90]

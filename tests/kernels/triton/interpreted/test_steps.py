@@ -32,6 +32,8 @@ from poison import poisoned_memory
 from tiny import tiny, tokens
 from triton_checks import TOLERANCE, relative, tensors_of
 
+pytestmark = pytest.mark.sampled
+
 Streams = dict[str, Tensor]
 Build = Callable[[Streams], Recurrence]
 

@@ -22,6 +22,8 @@ from fastweights.recurrence.windowed import WindowState
 from poison import poisoned_memory
 from triton_checks import TOLERANCE, relative
 
+pytestmark = pytest.mark.sampled
+
 IDS = torch.tensor([0] * 7 + [1] * 23 + [2] * 3 + [3] * 200)
 """Documents: two that begin within a chunk, one of which ends there."""
 
