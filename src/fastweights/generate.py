@@ -25,7 +25,7 @@ from fastweights.models.graph import (
     sizes_of,
 )
 from fastweights.models.inputs import keep_mask_of, padding_first, require_token_ids
-from fastweights.models.native_step import NativeStep, NoStepError
+from fastweights.models.native_step import DecodesNatively, NativeStep, NoStepError, SoftmaxStep
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,12 @@ class Decoder:
 
 def _native_step(model: PreTrainedModel) -> NativeStep | str:
     """A step of the model, or why there is none."""
-    if not isinstance(model, FastWeightsForCausalLM):
-        return f"a {type(model).__name__} is not a model of ours"
     try:
-        return NativeStep(model)
+        if isinstance(model, FastWeightsForCausalLM):
+            return SoftmaxStep(model)
+        if isinstance(model, DecodesNatively):
+            return model.make_native_step()
+        return f"a {type(model).__name__} is not a model of ours"
     except NoStepError as error:
         return str(error)
 

@@ -7,7 +7,8 @@ memory of its own; caches grow as they do for modules, which may go on from them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +20,6 @@ from fastweights.kernels.attention import attend_token
 from fastweights.kernels.growing import append
 from fastweights.kernels.table import choices, select
 from fastweights.layers import GatedMLP, HeadNorm, Linear, Rope
-from fastweights.layers.linear import is_untouched
 from fastweights.methods import Auto
 from fastweights.mixer import MixerState
 from fastweights.mixers.softmax import SoftmaxAttention
@@ -59,7 +59,6 @@ class LayerCalls(NamedTuple):
         read: what the queries have read, ``[1 1 h·v]``
         gated: gate, values and their product, ``[1 1 width]`` each
         heads: h
-        rope: turns queries and keys
         activation: of the gate
     """
 
@@ -72,52 +71,87 @@ class LayerCalls(NamedTuple):
     read: Tensor
     gated: list[Tensor]
     heads: int
-    rope: Rope
     activation: nn.Module
 
 
-class NativeStep:
-    """Reads single tokens of one sequence as the model does, without its modules.
+class LayerModules(NamedTuple):
+    """The modules of a layer x ← x + W_o Attention(W_q n, W_k n, W_v n) of n = Norm x, then
+    x ← x + W_3 (act(W_1 n) ⊙ W_2 n) of n = Norm x.
+
+    Attributes:
+        norms: before the attention, and before the MLP
+        projections: W_q, W_k, W_v and W_o
+        mlp: W_1, W_2 and W_3
+        heads: of queries
+        kv_heads: of keys and values
+        activation: act
+    """
+
+    norms: tuple[Any, Any]
+    projections: tuple[Any, Any, Any, Any]
+    mlp: tuple[Any, Any, Any]
+    heads: int
+    kv_heads: int
+    activation: nn.Module
+
+
+class NativeStep(ABC):
+    """Reads single tokens of one sequence as a model does, without its modules.
 
     Args:
         model: in evaluation mode; of weights that stay where they are, see `stale`
+        hooked: functions that may wait for calls of its modules, as the step does what they do
 
     Raises:
         NoStepError: if modules must read them
     """
 
-    def __init__(self, model: FastWeightsForCausalLM) -> None:
+    def __init__(self, model: Any, hooked: Collection[Callable[..., Any]] = ()) -> None:
         self.model, self._choices = model, choices()
-        self._states: Any = None
         self._rooms: dict[tuple[str, int], Tensor] = {}
         width = model.config.hidden_size
         self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
         _require(model.device.type == "cpu", f"its weights are on {model.device.type}")
         _require(model.dtype is torch.float32, f"its weights are {model.dtype}, not float32")
-        _require(isinstance(model.model.method, Auto), "its method is not Auto()")
         own = [part.__dict__ for part in model.modules()]
-        plain = all(is_untouched(d) and d.get("_compiled_call_impl") is None for d in own)
-        _require(plain, "a module has hooks, a forward of its own, or is compiled")
-        self._hooks = [hooks for d in own for name, hooks in d.items() if name in HOOKS]
+        waiting = [hooks for d in own for name, hooks in d.items() if name in HOOKS]
+        strange = any(hook not in hooked for hooks in waiting for hook in hooks.values())
+        replaced = any("forward" in d or d.get("_compiled_call_impl") is not None for d in own)
+        _require(not (strange or replaced), "a module has hooks, its own forward, or is compiled")
+        self._hooks = [(hooks, len(hooks)) for hooks in waiting]
         self._places = [
             (d[kind], name, s) for d in own for kind in KINDS for name, s in d[kind].items()
         ]
         self._addresses = [(s, s.data_ptr()) for _, _, s in self._places if isinstance(s, Tensor)]
         with torch.inference_mode():
-            self._layers = [self._calls_of(block) for block in model.model.layers]
-        self._ropes = {s.rope for s in self._layers if s.rope.rotary_width}
+            self._layers = [self._calls_of(parts) for parts in self.parts()]
+
+    @abstractmethod
+    def parts(self) -> Iterator[LayerModules]:
+        """The layers of the model, in order."""
+
+    @abstractmethod
+    def prepare_norm(self, norm: Any) -> Call:
+        """What leaves the norm of x where the products read it."""
+
+    @abstractmethod
+    def refuses_cache(self, cache: Any) -> str | None:
+        """Why modules read what follows this cache."""
+
+    @abstractmethod
+    def __call__(self, token: Tensor, cache: Any) -> Tensor:
+        """The logits ``[1 vocab]`` after one more token ``[1]``, by which the cache is advanced."""
 
     @property
     def stale(self) -> bool:
         """Whether a module or weight has been replaced, moved or hooked since this was made."""
         replaced = any(parts[name] is not part for parts, name, part in self._places)
-        return replaced or any(self._hooks) or any(s.data_ptr() != a for s, a in self._addresses)
+        hooked = any(len(hooks) != count for hooks, count in self._hooks)
+        return replaced or hooked or any(s.data_ptr() != a for s, a in self._addresses)
 
-    def refuses(self, cache: FastWeightsCache) -> str | None:
+    def refuses(self, cache: Any) -> str | None:
         """Why modules read the next token, None if this does."""
-        if cache.records or not cache.states:
-            return "its cache is empty, or can go back"
-        if self._states is not cache.states and (why := _refuses_states(cache)) is not None:
+        if (why := self.refuses_cache(cache)) is not None:
             return why
         if self.model.training or _has_any_global_hook():
             return "the model is in training mode, or torch has hooks for all modules"
@@ -125,40 +159,17 @@ class NativeStep:
             return "kernels are chosen otherwise, or autograd follows"
         return refuses_here()
 
-    def __call__(self, token: Tensor, cache: FastWeightsCache) -> Tensor:
-        """The logits ``[1 vocab]`` after one more token ``[1]``, by which the cache is advanced."""
-        trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
-        position, age = states[0].position, states[0].memory[2]
-        embedded = trunk._embeddings(token[:, None], None)
-        x.copy_(trunk._scale_and_position(embedded, position, None, None))
-        position, following = position + 1, F.pad(age + 1, (0, 1), value=1)
-        turns = {rope: rope.turns(states[0].position[:, None], x) for rope in self._ropes}
-        after = []
-        for layer, state in zip(self._layers, states, strict=True):
-            keys, values = self._attend(layer, state.memory, turns.get(layer.rope))
-            self._feed_forward(layer)
-            after.append(MixerState((keys, values, following), {}, position))
-        cache.advance(after, 1)
-        self._states = cache.states
-        return self.model.logits(trunk.norm(x))[:, -1]
-
-    def _attend(self, layer: LayerCalls, memory: Any, turns: Any) -> tuple[Tensor, Tensor]:
-        """x ← x + Mixer(Norm x); keys and values behind the token."""
+    def project(self, layer: LayerCalls) -> None:
+        """Queries, keys and values of Norm x, where the layer has room for them."""
         for call in layer.project:
             call()
-        turned = layer.turning if turns is None else layer.rope.turn_by(layer.turning, *turns)
-        q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
-        keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
-        q = q.reshape(1, keys.shape[1], -1, keys.shape[3])
-        o = F.scaled_dot_product_attention(q, keys, values)
+
+    def finish(self, layer: LayerCalls, o: Tensor) -> None:
+        """x ← x + W_o o, of h·v numbers that the queries have read, then x ← x + MLP(Norm x)."""
         layer.read.view(o.shape).copy_(o)
         for call in layer.leave:
             call()
         torch.add(self._x, self._y, out=self._x)
-        return keys, values
-
-    def _feed_forward(self, layer: LayerCalls) -> None:
-        """x ← x + MLP(Norm x)."""
         for call in layer.widen:
             call()
         gate, z, product = layer.gated
@@ -167,40 +178,28 @@ class NativeStep:
             call()
         torch.add(self._x, self._y, out=self._x)
 
-    def _calls_of(self, block: Any) -> LayerCalls:
-        _refuse_block(block)
-        mixer, mlp, y = block.mixer, block.mlp, self._y
-        sizes = [layer.out_features for layer in (mixer.W_q, mixer.W_k, mixer.W_v)]
-        queries, keys, values = sizes
+    def _calls_of(self, parts: LayerModules) -> LayerCalls:
+        w_q, w_k, w_v, w_o = parts.projections
+        w_1, w_2, w_3 = parts.mlp
+        queries, keys, values = (layer.out_features for layer in (w_q, w_k, w_v))
         both = self._room("turning", queries + keys)
         turning = [both[..., :queries], both[..., queries:]]
         value = self._room("value", values)
-        read = self._room("read", mixer.W_o.in_features)
-        gated = [self._room(name, mlp.W_3.in_features) for name in ("gate", "z", "product")]
+        read = self._room("read", w_o.in_features)
+        gated = [self._room(name, w_3.in_features) for name in ("gate", "z", "product")]
+        first, second = map(self.prepare_norm, parts.norms)
         return LayerCalls(
-            [
-                self._norm(block.mixer_norm),
-                *self._products(mixer.W_q, mixer.W_k, mixer.W_v, to=[*turning, value]),
-            ],
-            self._products(mixer.W_o, x=read, to=[y]),
-            [self._norm(block.mlp_norm), *self._products(mlp.W_1, mlp.W_2, to=gated[:2])],
-            self._products(mlp.W_3, x=gated[2], to=[y]),
-            both.view(1, 1, mixer.heads + mixer.kv_heads, -1),
-            value.view(1, mixer.kv_heads, 1, -1),
+            [first, *self._products(w_q, w_k, w_v, to=[*turning, value])],
+            self._products(w_o, x=read, to=[self._y]),
+            [second, *self._products(w_1, w_2, to=gated[:2])],
+            self._products(w_3, x=gated[2], to=[self._y]),
+            both.view(1, 1, parts.heads + parts.kv_heads, -1),
+            value.view(1, parts.kv_heads, 1, -1),
             read,
             gated,
-            mixer.heads,
-            mixer.rope,
-            mlp.activation,
+            parts.heads,
+            parts.activation,
         )
-
-    def _norm(self, norm: Any) -> Call:
-        """What leaves the norm of x where `_products` reads it."""
-        plain = type(norm) is HeadNorm and not norm.center
-        call = (
-            prepare_norm(RMSNorm(self._x, norm.weight, norm.eps), self._normed) if plain else None
-        )
-        return _taken(call, "a norm")
 
     def _products(self, *layers: Any, to: list[Tensor], x: Tensor | None = None) -> list[Call]:
         """What leaves the layers of x, or of the norm, in these tensors, as `project_each` does."""
@@ -222,6 +221,83 @@ class NativeStep:
         if (name, width) not in self._rooms:
             self._rooms[name, width] = torch.empty(1, 1, width)
         return self._rooms[name, width]
+
+
+class DecodesNatively:
+    """A model that has a step of its own."""
+
+    def make_native_step(self) -> NativeStep:
+        """The step of this model.
+
+        Raises:
+            NoStepError: if modules must read its tokens
+        """
+        raise NotImplementedError
+
+
+class SoftmaxStep(NativeStep):
+    """The step of a model of softmax layers of ours."""
+
+    def __init__(self, model: FastWeightsForCausalLM) -> None:
+        _require(isinstance(model.model.method, Auto), "its method is not Auto()")
+        self._blocks: Any = model.model.layers
+        super().__init__(model)
+        self._states: Any = None
+        self._turning = [block.mixer.rope for block in self._blocks]
+        self._ropes = {rope for rope in self._turning if rope.rotary_width}
+
+    def parts(self) -> Iterator[LayerModules]:
+        for block in self._blocks:
+            _refuse_block(block)
+            mixer, mlp = block.mixer, block.mlp
+            yield LayerModules(
+                (block.mixer_norm, block.mlp_norm),
+                (mixer.W_q, mixer.W_k, mixer.W_v, mixer.W_o),
+                (mlp.W_1, mlp.W_2, mlp.W_3),
+                mixer.heads,
+                mixer.kv_heads,
+                mlp.activation,
+            )
+
+    def prepare_norm(self, norm: Any) -> Call:
+        plain = type(norm) is HeadNorm and not norm.center
+        call = (
+            prepare_norm(RMSNorm(self._x, norm.weight, norm.eps), self._normed) if plain else None
+        )
+        return _taken(call, "a norm")
+
+    def refuses_cache(self, cache: FastWeightsCache) -> str | None:
+        if cache.records or not cache.states:
+            return "its cache is empty, or can go back"
+        return None if self._states is cache.states else _refuses_states(cache)
+
+    def __call__(self, token: Tensor, cache: FastWeightsCache) -> Tensor:
+        trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
+        position, age = states[0].position, states[0].memory[2]
+        embedded = trunk._embeddings(token[:, None], None)
+        x.copy_(trunk._scale_and_position(embedded, position, None, None))
+        position, following = position + 1, F.pad(age + 1, (0, 1), value=1)
+        turns = {rope: rope.turns(states[0].position[:, None], x) for rope in self._ropes}
+        after = []
+        for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
+            self.project(layer)
+            keys, values, o = _attend(layer, state.memory, rope, turns.get(rope))
+            self.finish(layer, o)
+            after.append(MixerState((keys, values, following), {}, position))
+        cache.advance(after, 1)
+        self._states = cache.states
+        return self.model.logits(trunk.norm(x))[:, -1]
+
+
+def _attend(
+    layer: LayerCalls, memory: Any, rope: Rope, turns: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values behind the token, and what it reads of them."""
+    turned = layer.turning if turns is None else rope.turn_by(layer.turning, *turns)
+    q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
+    keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
+    q = q.reshape(1, keys.shape[1], -1, keys.shape[3])
+    return keys, values, F.scaled_dot_product_attention(q, keys, values)
 
 
 def _require(holds: bool, otherwise: str) -> None:

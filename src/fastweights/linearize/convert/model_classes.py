@@ -20,6 +20,7 @@ from fastweights.linearize.convert.attention_layers import (
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import ensure_state_layer
 from fastweights.linearize.convert.config import LinearAttentionConfig
+from fastweights.linearize.convert.native_step import LinearizedStep
 from fastweights.linearize.convert.transformers_seams import (
     OwnCachePolicy,
     OwnInitialization,
@@ -38,6 +39,7 @@ from fastweights.linearize.convert.transformers_seams import (
 from fastweights.models.cache_names import GeneratesByEitherName, rename_cache
 from fastweights.models.checkpoint_code import CarriesCode, register_models
 from fastweights.models.continuous import BatchesAtOnce
+from fastweights.models.native_step import DecodesNatively, NativeStep
 
 
 class LinearizedConfig(CarriesCode):
@@ -71,7 +73,7 @@ class LinearizedPart(OwnInitialization):
         return False
 
 
-class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
+class LinearizedModel(BatchesAtOnce, DecodesNatively, LinearizedPart, OwnCachePolicy):
     """A model some of whose attentions are linear, with any head or none.
 
     Its configuration's ``linearize`` says which and how: ``{"analog": …, "sites": […]}``, a
@@ -115,6 +117,9 @@ class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
                 "a linearized layer keeps a state of constant size instead of keys and values",
                 "leave it out",
             )
+
+    def make_native_step(self) -> NativeStep:
+        return LinearizedStep(self)
 
     def prepare_cache(self, cache: Any) -> None:
         for layer in attentions_with_branch(self):

@@ -182,6 +182,47 @@ def attentions_with_branch(model: nn.Module) -> list[Any]:
     return sorted(found, key=lambda module: module.layer_idx)
 
 
+def decoder_layers(model: Any) -> list[Any]:
+    """Return the layers of a causal model whose modules are named as Llama's.
+
+    Relies on Llama's names of a layer's norms, projections and MLP, and of the trunk around the
+    layers; other families that have them may compute something else between them.
+
+    Raises:
+        LookupError: If a module of these names is missing.
+    """
+    layers = list(_named(model, "model.layers"))
+    for name in ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"):
+        _named(model, name)
+    for layer in layers:
+        for name in _LLAMA:
+            _named(layer, name)
+    return layers
+
+
+_LLAMA = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    "mlp.act_fn",
+    "input_layernorm",
+    "post_attention_layernorm",
+)
+
+
+def _named(module: Any, path: str) -> Any:
+    try:
+        return module.get_submodule(path)
+    except AttributeError as error:
+        raise LookupError(f"no {path}") from error
+
+
+def turn_by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn ``x [… k]`` by cosines and sines ``[b t k]`` of one token, as Llama does: channel i and
+    channel i + k/2 are a pair."""
+    first, second = x.chunk(2, -1)
+    return x * cos[:, :, None] + torch.cat((-second, first), -1) * sin[:, :, None]
+
+
 def hide_positions(attention: Any) -> None:
     """Let an attention module compute without rotary positions: they turn nothing.
 

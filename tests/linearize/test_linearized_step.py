@@ -1,0 +1,104 @@
+"""Single tokens of linearized models without modules: the numbers of the modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from fastweights import kernels
+from fastweights.generate import Decoder
+from fastweights.kernels.native import library
+from fastweights.linearize import LinearAttentionConfig, linearize, place_landmarks, use_mode
+from fastweights.linearize.convert.modes import WindowOnly
+from fastweights.models import quantize
+from pretrained import SIZES, VOCABULARY, linear_llama
+
+pytestmark = pytest.mark.skipif(library.extension_missing(), reason="needs the compiled kernels")
+
+IDS = torch.arange(24)[None] * 5 % VOCABULARY
+LINEAR = {
+    "lolcats": LinearAttentionConfig(window=3),
+    "landmarks": LinearAttentionConfig("landmarks", 4, window=3, sinks=2),
+    "by head": LinearAttentionConfig(window=3, head_windows=((5, 1), (3, 3), (1, 5))),
+    "per query head": LinearAttentionConfig(window=3, per_query_head=True),
+    "gated": LinearAttentionConfig(rule="gla", window=0),
+    "convolved": LinearAttentionConfig(rule="gla", window=0, convolution=4),
+}
+
+
+def model_of(name: str, chosen: list[int] | None = None, **fields: Any) -> Any:
+    config = LINEAR[name]
+    model = linear_llama(config, 3, torch.float32, chosen, **fields)
+    if config.features == "landmarks":
+        place_landmarks(model, [{"input_ids": IDS}])
+    return model.eval()
+
+
+def begin(model: Any) -> Decoder:
+    decoder = Decoder(model)
+    decoder.read(IDS[:, :7])
+    return decoder
+
+
+def compare(model: Any, tokens: int = 20) -> None:
+    modules, decoder = begin(model), begin(model)
+    assert decoder.refuse_native_step() is None
+    for i in range(tokens):
+        token = torch.tensor([i % VOCABULARY])
+        expected = modules.read(token[:, None])
+        found = decoder.read(token[:, None]) if i % 7 == 3 else decoder.read_token(token)
+        assert torch.equal(found, expected)
+    assert decoder.cache.get_seq_length() == modules.cache.get_seq_length()
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_token_has_the_numbers_of_the_modules(name: str) -> None:
+    compare(model_of(name))
+
+
+def test_so_has_one_of_a_hybrid_with_softmax_layers() -> None:
+    compare(model_of("landmarks", [0, 2]))
+
+
+def test_so_have_weights_of_bytes_and_biases() -> None:
+    compare(quantize(model_of("lolcats", attention_bias=True)))
+
+
+def test_so_has_another_family_of_the_same_layers() -> None:
+    config = Qwen2Config(**SIZES, vocab_size=VOCABULARY, num_hidden_layers=2)
+    compare(linearize(Qwen2ForCausalLM(config).eval(), LINEAR["lolcats"]).eval())
+
+
+def test_a_family_that_computes_more_is_read_by_its_modules() -> None:
+    config = Qwen3Config(**SIZES, head_dim=4, vocab_size=VOCABULARY, num_hidden_layers=2)
+    decoder = begin(linearize(Qwen3ForCausalLM(config).eval(), LINEAR["lolcats"]).eval())
+    assert "norms of heads" in str(decoder.refuse_native_step())
+
+
+def test_what_the_parts_hide_is_found_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("lolcats")
+    plain = type(model.model.layers[0]).forward
+    monkeypatch.setattr(
+        type(model.model.layers[0]), "forward", lambda *a, **k: 1.5 * plain(*a, **k)
+    )
+    assert "more than" in str(begin(model).refuse_native_step())
+
+
+def test_modules_read_what_a_step_does_not() -> None:
+    decoder = begin(model_of("lolcats"))
+    assert decoder.refuse_native_step() is None
+    with use_mode(decoder.model, WindowOnly()):
+        assert "something else" in str(decoder.refuse_native_step())
+    with kernels.only("product (torch)"):
+        assert decoder.refuse_native_step() is not None
+    assert decoder.refuse_native_step() is None
+    decoder.cache.layers[0].activate_past_recording()
+    assert "can go back" in str(decoder.refuse_native_step())
+    several = Decoder(decoder.model)
+    several.read(IDS[:, :7].expand(2, -1))
+    assert "2 sequences" in str(several.refuse_native_step())
+    several.model.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
+    assert "hooks" in str(several.refuse_native_step())
