@@ -42,6 +42,7 @@ def write(model: LlamaForCausalLM, file: Path) -> None:
     writer.add_token_list(WORDS)
     writer.add_token_types([3, *[1] * (len(WORDS) - 1)])
     writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_chat_template(CHATML)
     tensors = model.state_dict()

@@ -85,14 +85,16 @@ def in_float64() -> Iterator[None]:
     """Inside, other libraries compute in float64 what they insist on computing in float32."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    with (
-        mock.patch.object(torch, "float32", torch.float64),
-        mock.patch.object(torch, "float", torch.float64),
-        mock.patch.object(Tensor, "float", Tensor.double),
-        mock.patch.object(RecurrentGemmaRglru._rnn_scan, "__defaults__", (torch.float64,)),
-    ):
-        yield
-    torch.set_default_dtype(default)
+    try:
+        with (
+            mock.patch.object(torch, "float32", torch.float64),
+            mock.patch.object(torch, "float", torch.float64),
+            mock.patch.object(Tensor, "float", Tensor.double),
+            mock.patch.object(RecurrentGemmaRglru._rnn_scan, "__defaults__", (torch.float64,)),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 @contextmanager

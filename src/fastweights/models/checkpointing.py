@@ -47,6 +47,6 @@ def _refuse_further(outputs: tuple[Any, ...]) -> None:
 def _require_first(_: Tensor) -> None:
     if torch.is_grad_enabled():
         raise NotImplementedError(
-            "activation checkpointing with use_reentrant=True has no gradients of gradients; use"
-            ' activation_checkpointing_enable({"use_reentrant": False})'
+            "activation checkpointing with use_reentrant=True has no gradients of gradients; enable"
+            ' it by {"use_reentrant": False}'
         )

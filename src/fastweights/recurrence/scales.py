@@ -65,7 +65,7 @@ def merge_scales(
     sum; and the m of the sum, in the dtype of `m`.
     """
     decayed = m.double() + log_decay
-    largest = torch.maximum(decayed.detach(), other.double()).clamp(min=least)
+    largest = torch.maximum(decayed.detach(), other.detach().double()).clamp(min=least)
     after = round_up(largest, m.dtype)
     return (decayed - after).exp().to(m.dtype), (other - after).exp().to(m.dtype), after.to(m.dtype)
 
