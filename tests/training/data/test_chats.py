@@ -297,9 +297,17 @@ def test_calls_of_tools_are_learnt() -> None:
     assert text == written(tokenizer, CALLED, tools=[TOOL])
     as_json = {**record, "tools": json.dumps([TOOL])}
     assert document_of(as_json, "here", tokenizer) == document_of(record, "here", tokenizer)
-    assert learnt(record, with_template(LLAMA3)) == [f"{call}<|eom_id|>", "Four.<|eot_id|>"]
+    llama3 = with_template(LLAMA3)
+    assert learnt({"messages": CALLED}, llama3) == [f"{call}<|eom_id|>", "Four.<|eot_id|>"]
     with pytest.raises(DataError, match="here has tools, which only a chat template can write"):
         learnt(record)
+
+
+def test_tools_that_a_template_does_not_write_are_refused() -> None:
+    with pytest.raises(DataError, match=r'here has "tools", which .* does not write'):
+        learnt({"messages": CALLED, "tools": [TOOL]}, with_template(LLAMA3))
+    with pytest.raises(DataError, match=r'here has "tool_calls" in message 2, which .* not write'):
+        learnt({"messages": CALLED}, with_template(REPEATING))
 
 
 def test_tools_of_a_table_are_read(tmp_path: Path) -> None:
@@ -311,7 +319,29 @@ def test_tools_of_a_table_are_read(tmp_path: Path) -> None:
     assert "# Tools" in document[0].text
 
 
-REPEATING = "{% for m in messages %}{{ m.role + m.content + m.content }}{% endfor %}"
+TURN = "{{ '[' + m.role + ']' + m.content + '</s>' }}"
+REPEATING = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.content }}{% endfor %}"
+BEHIND = {
+    "the order turned around": f"{{% for m in messages | reverse %}}{TURN}{{% endfor %}}",
+    "the first message repeated": f"{{% for m in messages %}}{TURN}{{% endfor %}}"
+    "{{ '(asked: ' + messages[0].content + ')' }}",
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_others_say_behind_an_answer_is_not_learnt(name: str) -> None:
+    with pytest.raises(DataError, match="writes message 2 so that it cannot be told"):
+        learnt({"messages": [ASKED, ANSWER]}, with_template(BEHIND[name]))
+
+
+def test_what_a_template_always_asks_is_not_learnt() -> None:
+    asks = f"{{% for m in messages %}}{TURN}{{% endfor %}}{{{{ '[assistant]' }}}}"
+    chat = turns("hi", "hello", "bye", "so long")
+    assert learnt({"messages": chat}, with_template(asks)) == ["hello</s>", "so long</s>"]
+    alike = "{% for m in messages %}{{ m.content + '</s>' }}{% endfor %}"
+    assert learnt({"messages": chat}, with_template(alike)) == ["hello</s>", "so long</s>"]
+
+
 REFUSED = {
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},

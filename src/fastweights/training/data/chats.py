@@ -194,8 +194,14 @@ def _write(
     try:
         text = template.write(messages)
         marked = template.marked_spans(messages)
+        unwritten = template.unwritten_tools(messages, text)
     except _REFUSALS as error:
         raise DataError(f"{place} does not fit the tokenizer's chat template: {error}") from error
+    if unwritten:
+        raise DataError(
+            f"{place} has {unwritten}, which the tokenizer's chat template does not write; take a"
+            " template that does, or leave them out"
+        )
     if marked is not None:
         return text, _select_marked(conversation, marked, place)
     written = _Written(template, messages, text)
@@ -252,6 +258,18 @@ class _Template:
             **{**self.tokenizer.special_tokens_map, **self.options},
         )
         return [(int(start), int(end)) for start, end in spans if start < end]
+
+    def unwritten_tools(self, messages: Sequence[Mapping[str, Any]], text: str) -> str:
+        """What of tools leaves no trace in the text; "" if all does."""
+        plain = _Template(self.tokenizer, {**self.options, "tools": None})
+        if "tools" in self.options and plain.try_to_write(messages) == text:
+            return '"tools"'
+        for number, message in enumerate(messages):
+            changed = [*messages]
+            changed[number] = {k: v for k, v in message.items() if k != "tool_calls"}
+            if "tool_calls" in message and self.try_to_write(changed) == text:
+                return f'"tool_calls" in message {number + 1}'
+        return ""
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages, with the parts of their contents joined unless the template takes parts."""
@@ -311,12 +329,31 @@ class _Written:
 
     def _end(self, number: int) -> int | None:
         """Where the conversation would end if it ended with the answer."""
-        if number == len(self.messages) - 1:
-            return len(self.text)
-        until = self.template.try_to_write(self.messages[: number + 1])
-        if until is not None and self.text.startswith(until):
-            return len(until)
+        until = self.messages[: number + 1]
+        is_last = len(until) == len(self.messages)
+        text = self.text if is_last else self.template.try_to_write(until)
+        if text is not None and self.text.startswith(text):
+            return _Written(self.template, until, text)._end_of_last()
         return self._end_by_tail(number)
+
+    def _end_of_last(self) -> int | None:
+        """The end of the text, without what asks for another answer; None if it has what others say
+        behind the last message."""
+        mark, other = _mark(self.text), _mark(self.text + _mark(self.text))
+        others = [
+            {**one, "content": other} if "content" in one else one for one in self.messages[:-1]
+        ]
+        messages = [*others, {**self.messages[-1], "content": mark}]
+        before, there, tail = (self.template.try_to_write(messages) or "").rpartition(mark)
+        asks = before.rpartition(other)[2]
+        if there and other in tail:
+            return None
+        if not (there and asks and tail.endswith(asks) and self.text.endswith(tail)):
+            return len(self.text)
+        more = [*messages, {"role": "user", "content": other}]
+        rest = (self.template.try_to_write(more) or "").rpartition(mark)[2]
+        shared = self._shared(tail, rest)
+        return None if shared is None else len(self.text) - len(tail) + shared
 
     def _end_by_tail(self, number: int) -> int | None:
         """Behind what follows the content both at the end of a conversation and here."""
@@ -325,11 +362,14 @@ class _Written:
         _, last, tail = self._marked(number, self.messages[: number + 1]).rpartition(mark)
         if not (here and last and self.text.endswith(rest)):
             return None
-        shared = len(tail) if rest.startswith(tail) else self._shared(tail, rest)
+        shared = self._shared(tail, rest)
         return None if shared is None else len(self.text) - len(rest) + shared
 
     def _shared(self, tail: str, rest: str) -> int | None:
-        """Length of what two texts begin with, up to white space or the end of an added token."""
+        """Length of what two texts begin with: the first, or up to white space or the end of an
+        added token."""
+        if rest.startswith(tail):
+            return len(tail)
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(tail, rest, strict=False))
         added = sorted(self.template.tokenizer.get_added_vocab(), key=len, reverse=True)
         whole = re.compile("|".join([*map(re.escape, added), r"\s"]))
