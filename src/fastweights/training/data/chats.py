@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -22,6 +23,10 @@ SENDERS = {
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
 }
 """The role of each sender that ShareGPT's conversations name."""
+OWN_OPTIONS = {"messages", *signature(PreTrainedTokenizerFast.apply_chat_template).parameters} - {
+    "documents"
+}
+"""What a record cannot give a template beside its messages."""
 Span = tuple[int, int]
 """The first character of a part of a text, and the one behind its last."""
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError)
@@ -60,24 +65,40 @@ def read_conversation(
     """
     messages = [_message(one, place) for one in found]
     learnt = [n for n, message in enumerate(messages) if n >= first and _is_learnt(message, place)]
-    return Conversation(messages, learnt, _without_none(options or {}))
+    given = {name: one for name, one in (options or {}).items() if one is not None}
+    return Conversation(messages, learnt, given)
 
 
 def _message(found: Any, place: str) -> dict[str, Any]:
-    match _without_none(found):
-        case {"role": str(), "content": str()} as message:
+    match (
+        {k: v for k, v in found.items() if v is not None} if isinstance(found, Mapping) else found
+    ):
+        case {"tool_calls": calls} if not isinstance(calls, list):
+            pass
+        case {"role": str(role), "content": str()} as message:
+            _require_role(role, place)
             return message
-        case {"role": str(), "tool_calls": [_, *_]} as message if "content" not in message:
+        case {"role": str(role), "tool_calls": [_, *_]} as message if "content" not in message:
+            _require_role(role, place)
             return message
-        case {"role": str(), "content": [_, *_] as parts} as message:
+        case {"role": str(role), "content": [_, *_] as parts} as message:
+            _require_role(role, place)
             _require_text_parts(parts, place)
             return message
         case {"from": str(sender), "value": str(value), **others}:
             return {**others, "role": _role(sender, place), "content": value}
     raise DataError(
         f'{place}: every message is an object with "role" and "content", both text, or with "from"'
-        ' and "value"; "content" may be a list of {"type": "text", "text": …}, too'
+        ' and "value"; "content" may be a list of {"type": "text", "text": …}, too, and'
+        ' "tool_calls" a list'
     )
+
+
+def _require_role(role: str, place: str) -> None:
+    """Refuse a role that templates know by another name, whose answers would not be learnt."""
+    known = SENDERS.get(role.lower(), role)
+    if role != known:
+        raise DataError(f'{place}: a message has "role": {role!r}; write {known!r}')
 
 
 def _role(sender: str, place: str) -> str:
@@ -105,17 +126,10 @@ def _require_text_parts(parts: Sequence[Any], place: str) -> None:
 
 
 def _is_learnt(message: Mapping[str, Any], place: str) -> bool:
-    weight = message.get("weight", 1)
+    weight = message.get("weight", message.get("train", 1))
     if weight not in (0, 1):
         raise DataError(f'{place}: a message has "weight": {weight!r}; it is 0 or 1')
     return message["role"] == ASSISTANT and weight == 1
-
-
-def _without_none(value: Any) -> Any:
-    """Columns of a table have None where a record has no such field."""
-    if isinstance(value, Mapping):
-        return {name: _without_none(one) for name, one in value.items() if one is not None}
-    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def write_lines(conversation: Conversation, place: str) -> Iterator[tuple[str, bool]]:
@@ -125,7 +139,7 @@ def write_lines(conversation: Conversation, place: str) -> Iterator[tuple[str, b
     Raises:
         DataError: If there are tools.
     """
-    if "tools" in conversation.options or any("tool_calls" in one for one in conversation.messages):
+    if "tools" in conversation.options or any(map(_has_calls, conversation.messages)):
         raise DataError(
             f"{place} has tools, which only a chat template can write; take a tokenizer with one"
         )
@@ -136,6 +150,10 @@ def write_lines(conversation: Conversation, place: str) -> Iterator[tuple[str, b
             yield line, True
         else:
             yield header + line, False
+
+
+def _has_calls(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("tool_calls"))
 
 
 def write_by_template(
@@ -267,24 +285,26 @@ class _Template:
         for number, message in enumerate(messages):
             changed = [*messages]
             changed[number] = {k: v for k, v in message.items() if k != "tool_calls"}
-            if "tool_calls" in message and self.try_to_write(changed) == text:
+            if _has_calls(message) and self.try_to_write(changed) == text:
                 return f'"tool_calls" in message {number + 1}'
         return ""
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages, with the parts of their contents joined unless the template takes parts."""
-        if all(isinstance(one.get("content", ""), str) for one in messages) or self._takes_parts:
-            return messages
-        return [
-            {**one, "content": _joined(one["content"])} if "content" in one else one
+        """The messages, with the parts of contents joined where the template does not take them."""
+        joined = [
+            {**one, "content": _joined(one["content"])} if one.get("content") else one
             for one in messages
         ]
+        return [
+            one if isinstance(one.get("content"), list) and self._takes_parts(joined, n) else plain
+            for n, (one, plain) in enumerate(zip(messages, joined, strict=True))
+        ]
 
-    @property
-    def _takes_parts(self) -> bool:
-        mark = _mark("")
+    def _takes_parts(self, messages: Sequence[Mapping[str, Any]], number: int) -> bool:
+        mark, changed = _mark(""), [*messages]
         parts = [{"type": "text", "text": mark}]
-        return mark in (self.try_to_write([{"role": "user", "content": parts}]) or "")
+        changed[number] = {**messages[number], "content": parts}
+        return mark in (self.try_to_write(changed) or "")
 
 
 @dataclass(frozen=True)
@@ -341,7 +361,7 @@ class _Written:
         behind the last message."""
         mark, other = _mark(self.text), _mark(self.text + _mark(self.text))
         others = [
-            {**one, "content": other} if "content" in one else one for one in self.messages[:-1]
+            {**one, "content": other} if one.get("content") else one for one in self.messages[:-1]
         ]
         messages = [*others, {**self.messages[-1], "content": mark}]
         before, there, tail = (self.template.try_to_write(messages) or "").rpartition(mark)

@@ -32,6 +32,7 @@ from fastweights.training.data.files import (
     read_parquet,
     read_table,
     read_text,
+    without_missing,
 )
 from fastweights.training.data.formats import TextPiece, document_of, needed_columns
 from fastweights.training.data.left_out import LeftOut, is_hidden
@@ -240,7 +241,8 @@ def _data_set_records(name: str, field: str | None) -> Iterator[Record]:
         number = count(1)
         for batch in chosen.iter(ROWS):
             for values in zip(*batch.values(), strict=True):
-                yield f"{name}, record {next(number)}", dict(zip(batch, values, strict=True))
+                record = dict(zip(batch, values, strict=True))
+                yield f"{name}, record {next(number)}", without_missing(record)
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"cannot read the data set {name}: {error}") from error
 
