@@ -61,7 +61,7 @@ def read_text(path: Path, advance: Advance) -> Iterator[str]:
     """
     blank = True
     for text in _blocks(path, advance):
-        blank = blank and text.isspace()
+        blank = blank and not text.replace("\0", "").strip()  # zeros are what a disk has lost
         yield text
     if blank:
         raise DataError(f"{path} is empty; leave it out")
