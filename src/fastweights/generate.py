@@ -15,8 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 from fastweights.kernels.table import choices
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.models.cache_names import CACHE, cache_argument
-from fastweights.models.continuation import Continuation, continuation_of
+from fastweights.models.cache_names import CACHE
+from fastweights.models.continuation import Continuation, continuation_of, require_cache
 from fastweights.models.graph import (
     HostWaitError,
     StaticStep,
@@ -87,12 +87,12 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel, cache: Any = None) -> None:
-        own = isinstance(model, FastWeightsForCausalLM)
         self.model = model
         self.cache: Any = cache
         if cache is None:
-            self.cache = FastWeightsCache() if own else DynamicCache(config=model.config)
+            self.cache = _empty_cache(model)
         self.step: StaticStep | None = None
+        self._name = CACHE
         self._begun, self._count = cache is not None, _tokens_in(self.cache)
         self._host_waits: str | None = None
         self._eager: bool | None = None
@@ -120,16 +120,18 @@ class Decoder:
 
     def _read(self, ids: Tensor, mask: Tensor | None, **told: Any) -> Tensor:
         model: Any = self.model
+        kept = {} if self.cache is None else {self._name: self.cache}
         output = model(
             input_ids=ids,
             attention_mask=mask,
-            **cache_argument(self.cache),
             use_cache=True,
             logits_to_keep=1,
             return_dict=True,
+            **kept,
             **told,
         )
-        self.cache = getattr(output, CACHE)
+        self._name = require_cache(model, output)
+        self.cache = getattr(output, self._name)
         self._begun, self._count = True, self._count + ids.shape[1]
         return output.logits[:, -1]
 
@@ -221,10 +223,18 @@ def _native_step(model: PreTrainedModel) -> NativeStep | str:
         return str(error)
 
 
+def _empty_cache(model: PreTrainedModel) -> Any:
+    """None of a model that makes one of its own."""
+    if isinstance(model, FastWeightsForCausalLM):
+        return FastWeightsCache()
+    return DynamicCache(config=model.config) if model._supports_default_dynamic_cache() else None
+
+
 def _tokens_in(cache: Any) -> int:
     """How many tokens a cache says it has read; layers of states do not say."""
     return max(
-        (p.get_seq_length() for p in cache.layers if hasattr(p, "get_seq_length")), default=0
+        (p.get_seq_length() for p in getattr(cache, "layers", ()) if hasattr(p, "get_seq_length")),
+        default=0,
     )
 
 

@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import (
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 
 from fastweights import patch_transformers, stream
 from fastweights.linearize import LinearAttentionConfig, linearize, read_by_softmax
 from fastweights.models import continuation
-from fastweights.models.continuation import Continuation, continuation_of
+from fastweights.models.continuation import Continuation, NoCacheError, continuation_of
 from fastweights.training.language.perplexity import token_losses
 from tiny import tiny
 from transformers_families import build_family, present_families
@@ -59,6 +65,25 @@ def test_a_way_is_found_in_any_precision(name: str, dtype: torch.dtype) -> None:
     before = copy.deepcopy(model.state_dict())
     assert continuation_of(model) == WAYS[name]
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:a .* does not go on from its cache")
+def test_caches_of_any_name_are_gone_on_from() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2}
+    model = RwkvForCausalLM(RwkvConfig(vocab_size=64, eos_token_id=None, **sizes)).eval()
+    wanted = IDS
+    for _ in range(5):
+        wanted = torch.cat([wanted, model(wanted).logits[:, -1:].argmax(-1)], 1)
+    for chunk in (8, 2048):
+        found = stream(model, IDS, max_new_tokens=5, temperature=0, chunk=chunk)
+        assert torch.equal(torch.stack([*found], 1), wanted[:, IDS.shape[1] :])
+
+
+def test_a_model_without_a_cache_is_refused() -> None:
+    model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(64, n_embd=16, n_layer=1, n_head=2)).eval()
+    with pytest.raises(NoCacheError, match=r"a OpenAIGPTLMHeadModel returns no cache .* generate"):
+        next(stream(model, IDS))
 
 
 def test_it_is_said_once() -> None:

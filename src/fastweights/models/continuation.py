@@ -96,10 +96,22 @@ def read_pieces(
         read = model(input_ids=ids, use_cache=carried, **told, **kept, **given)
         yield read.logits
         before += ids.shape[1]
-        name = name_of_cache(read) or ""
-        if carried and not name:
-            raise NoCacheError(f"a {type(model).__name__} returns no cache to go on from")
+        name = require_cache(model, read) if carried else ""
         cache = getattr(read, name, None)
+
+
+def require_cache(model: nn.Module, returned: Any) -> str:
+    """By which name a model has returned a cache.
+
+    Raises:
+        NoCacheError: if it has returned none.
+    """
+    if name := name_of_cache(returned):
+        return name
+    raise NoCacheError(
+        f"a {type(model).__name__} returns no cache to go on from; use model.generate, which reads"
+        " all tokens anew or knows where the model keeps what it has read"
+    )
 
 
 def read_with_cuts(

@@ -271,6 +271,7 @@ def test_answers_of_no_weight_are_not_learnt() -> None:
     chat = turns("a", "b", "c", "d")
     chat[1]["weight"] = 0
     assert learnt({"messages": chat}) == ["d\n"]
+    assert learnt({"messages": [{**one, "train": one is chat[3]} for one in chat]}) == ["d\n"]
     with pytest.raises(DataError, match=r'here: a message has "weight": 0.5; it is 0 or 1'):
         learnt({"messages": [{**chat[1], "weight": 0.5}]})
 
@@ -297,9 +298,17 @@ def test_calls_of_tools_are_learnt() -> None:
     assert text == written(tokenizer, CALLED, tools=[TOOL])
     as_json = {**record, "tools": json.dumps([TOOL])}
     assert document_of(as_json, "here", tokenizer) == document_of(record, "here", tokenizer)
-    assert learnt(record, with_template(LLAMA3)) == [f"{call}<|eom_id|>", "Four.<|eot_id|>"]
+    llama3 = with_template(LLAMA3)
+    assert learnt({"messages": CALLED}, llama3) == [f"{call}<|eom_id|>", "Four.<|eot_id|>"]
     with pytest.raises(DataError, match="here has tools, which only a chat template can write"):
         learnt(record)
+
+
+def test_tools_that_a_template_does_not_write_are_refused() -> None:
+    with pytest.raises(DataError, match=r'here has "tools", which .* does not write'):
+        learnt({"messages": CALLED, "tools": [TOOL]}, with_template(LLAMA3))
+    with pytest.raises(DataError, match=r'here has "tool_calls" in message 2, which .* not write'):
+        learnt({"messages": CALLED}, with_template(REPEATING))
 
 
 def test_tools_of_a_table_are_read(tmp_path: Path) -> None:
@@ -311,7 +320,65 @@ def test_tools_of_a_table_are_read(tmp_path: Path) -> None:
     assert "# Tools" in document[0].text
 
 
-REPEATING = "{% for m in messages %}{{ m.role + m.content + m.content }}{% endfor %}"
+TURN = "{{ '[' + m.role + ']' + m.content + '</s>' }}"
+REPEATING = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.content }}{% endfor %}"
+BEHIND = {
+    "the order turned around": f"{{% for m in messages | reverse %}}{TURN}{{% endfor %}}",
+    "the first message repeated": f"{{% for m in messages %}}{TURN}{{% endfor %}}"
+    "{{ '(asked: ' + messages[0].content + ')' }}",
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_others_say_behind_an_answer_is_not_learnt(name: str) -> None:
+    with pytest.raises(DataError, match="writes message 2 so that it cannot be told"):
+        learnt({"messages": [ASKED, ANSWER]}, with_template(BEHIND[name]))
+
+
+def test_a_column_says_something_to_the_model() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    whole = document_of({"messages": [system, ASKED, ANSWER]}, "here", None)
+    for messages in ([ASKED, ANSWER], [system, ASKED, ANSWER]):
+        assert document_of({"messages": messages, "system": "Be brief."}, "here", None) == whole
+
+
+def test_missing_fields_of_tables_are_no_null_of_json(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": None}}}
+    record = {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    pa.parquet.write_table(pa.Table.from_pylist([record]), tmp_path / "a.parquet")
+    written = (learnt_of(tmp_path / name) for name in ("a.jsonl", "a.parquet"))
+    assert ['"b": null' in text for text in written] == [True, False]
+
+
+def learnt_of(path: Path) -> str:
+    tokenizer = with_template(QWEN25)
+    return "".join(piece.text for one in read_documents([str(path)], tokenizer) for piece in one)
+
+
+def test_parts_of_a_content_are_joined_where_a_template_writes_none() -> None:
+    """Of the user it takes them, of the assistant it would write how Python shows a list."""
+    template = (
+        "{% for m in messages %}{{ '[' + m.role + ']' }}{% if m.role == 'assistant' %}"
+        "{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+        "{{ '</s>' }}{% endfor %}"
+    )
+    chat = [
+        {**one, "content": [{"type": "text", "text": text} for text in ("a", "b")]}
+        for one in (ASKED, ANSWER)
+    ]
+    found = document_of({"messages": chat}, "here", with_template(template))
+    assert [piece.text for piece in found] == ["[user]ab</s>[assistant]", "ab</s>"]
+
+
+def test_what_a_template_always_asks_is_not_learnt() -> None:
+    asks = f"{{% for m in messages %}}{TURN}{{% endfor %}}{{{{ '[assistant]' }}}}"
+    chat = turns("hi", "hello", "bye", "so long")
+    assert learnt({"messages": chat}, with_template(asks)) == ["hello</s>", "so long</s>"]
+    alike = "{% for m in messages %}{{ m.content + '</s>' }}{% endfor %}"
+    assert learnt({"messages": chat}, with_template(alike)) == ["hello</s>", "so long</s>"]
+
+
 REFUSED = {
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
@@ -334,6 +401,45 @@ REFUSED = {
         r'here: "tools" is a list of JSON schemas',
     ),
     "no content": ({"messages": [{"role": "user"}]}, "here: every message is an object"),
+    "calls": (
+        {"messages": [ASKED, {**ANSWER, "tool_calls": "add"}]},
+        'here: every message .*"tool_calls" a list',
+    ),
+    "role": (
+        {"messages": [ASKED, {**ANSWER, "role": "Assistant"}]},
+        r'here: a message has "role": \'Assistant\'; write \'assistant\'',
+    ),
+    "role of a sender": (
+        {"messages": [{**ASKED, "role": "human"}, ANSWER]},
+        r'here: a message has "role": \'human\'; write \'user\'',
+    ),
+    "option of the library": (
+        {
+            "messages": [ASKED, ANSWER],
+            "chat_template_kwargs": {"add_generation_prompt": True},
+        },
+        r'here: "chat_template_kwargs" has "add_generation_prompt", which is not for a record',
+    ),
+    "images beside": (
+        {"messages": [ASKED, ANSWER], "images": ["x"]},
+        r'here has "images", and only',
+    ),
+    "two system turns": (
+        {"system": "a", "messages": [{"role": "system", "content": "b"}, ASKED, ANSWER]},
+        r'here has "system" beside messages that begin with another one',
+    ),
+    "history": (
+        {"instruction": "a", "output": "b", "history": [["c", "d"]]},
+        r'here has "history" beside an instruction',
+    ),
+    "number as a verdict": (
+        {"prompt": "a", "completion": "b", "label": 0},
+        r"here has .*answers that are preferred to others",
+    ),
+    "completion of a user": (
+        {"prompt": [ASKED], "completion": [ASKED]},
+        r'here: no message of its "completion" is an assistant\'s',
+    ),
     "twice": (
         {"messages": [ASKED, ANSWER]},
         r"here: .* writes message 2 so that it cannot be told .* {% generation %}",

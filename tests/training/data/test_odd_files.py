@@ -158,6 +158,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "plain.txt.gz": ("text", "cannot read .*plain.txt.gz"),
     "cut.jsonl.gz": (gzip.compress(os.urandom(999))[:-40], "cannot read .*cut.jsonl.gz"),
     "lines.txt": ("\n" * 1000, "lines.txt is empty; leave it out"),
+    "zeros.txt": ("\0" * 1000, "zeros.txt is empty; leave it out"),
     "none.parquet": (as_parquet(text=pyarrow.array([], "string")), r"no text in .*records: 1 \("),
     "empty.jsonl": ('{"text": ""}\n' * 5, r"without text: 5 \(.*line 1; .*line 2; .*line 3; …\)"),
 }
@@ -219,7 +220,11 @@ def test_what_a_folder_leaves_out_is_counted(mixed: Path) -> None:
     ("pattern", "found", "line"),
     [
         ("*", ["A.TXT"], r"hidden files: 4 \(.*not entered: 2 \(.*in; .*linked\)"),
-        ("**/*.txt", ["in/b.txt", "in/b.txt"], r"hidden files: 2 \(.*broken links and devices: 1 "),
+        (
+            "**/*.txt",
+            ["in/b.txt"],
+            r"hidden files: 2 \(.*links to files that are read: 1 \(.*d/b.txt",
+        ),
         ("in/.vscode/*", None, ""),
         ("__MACOSX/*", ["__MACOSX/b.txt"], r"hidden files: 1 \(.*\._A.TXT\)"),
         (".*/*.txt", [".ipynb_checkpoints/b-checkpoint.txt"], None),
@@ -239,6 +244,14 @@ def test_a_glob_finds_what_is_hidden_only_where_it_says_so(
 @pytest.mark.parametrize("name", ["._A.TXT", "__MACOSX/b.txt", "notes.md", "in/b.txt~"])
 def test_what_is_named_is_read(mixed: Path, name: str) -> None:
     assert texts(mixed / name) == [name]
+
+
+def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    (tmp_path / "c.txt").hardlink_to(tmp_path / "a.txt")
+    with pytest.warns(LeftOutWarning, match=r"links to files that are read: 2 \(b.txt; c.txt\)"):
+        assert texts(tmp_path) == ["a"]
 
 
 def test_a_hidden_folder_that_is_named_is_searched(mixed: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -22,6 +23,10 @@ SENDERS = {
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
 }
 """The role of each sender that ShareGPT's conversations name."""
+OWN_OPTIONS = {"messages", *signature(PreTrainedTokenizerFast.apply_chat_template).parameters} - {
+    "documents"
+}
+"""What a record cannot give a template beside its messages."""
 Span = tuple[int, int]
 """The first character of a part of a text, and the one behind its last."""
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError)
@@ -60,24 +65,40 @@ def read_conversation(
     """
     messages = [_message(one, place) for one in found]
     learnt = [n for n, message in enumerate(messages) if n >= first and _is_learnt(message, place)]
-    return Conversation(messages, learnt, _without_none(options or {}))
+    given = {name: one for name, one in (options or {}).items() if one is not None}
+    return Conversation(messages, learnt, given)
 
 
 def _message(found: Any, place: str) -> dict[str, Any]:
-    match _without_none(found):
-        case {"role": str(), "content": str()} as message:
+    match (
+        {k: v for k, v in found.items() if v is not None} if isinstance(found, Mapping) else found
+    ):
+        case {"tool_calls": calls} if not isinstance(calls, list):
+            pass
+        case {"role": str(role), "content": str()} as message:
+            _require_role(role, place)
             return message
-        case {"role": str(), "tool_calls": [_, *_]} as message if "content" not in message:
+        case {"role": str(role), "tool_calls": [_, *_]} as message if "content" not in message:
+            _require_role(role, place)
             return message
-        case {"role": str(), "content": [_, *_] as parts} as message:
+        case {"role": str(role), "content": [_, *_] as parts} as message:
+            _require_role(role, place)
             _require_text_parts(parts, place)
             return message
         case {"from": str(sender), "value": str(value), **others}:
             return {**others, "role": _role(sender, place), "content": value}
     raise DataError(
         f'{place}: every message is an object with "role" and "content", both text, or with "from"'
-        ' and "value"; "content" may be a list of {"type": "text", "text": …}, too'
+        ' and "value"; "content" may be a list of {"type": "text", "text": …}, too, and'
+        ' "tool_calls" a list'
     )
+
+
+def _require_role(role: str, place: str) -> None:
+    """Refuse a role that templates know by another name, whose answers would not be learnt."""
+    known = SENDERS.get(role.lower(), role)
+    if role != known:
+        raise DataError(f'{place}: a message has "role": {role!r}; write {known!r}')
 
 
 def _role(sender: str, place: str) -> str:
@@ -105,17 +126,10 @@ def _require_text_parts(parts: Sequence[Any], place: str) -> None:
 
 
 def _is_learnt(message: Mapping[str, Any], place: str) -> bool:
-    weight = message.get("weight", 1)
+    weight = message.get("weight", message.get("train", 1))
     if weight not in (0, 1):
         raise DataError(f'{place}: a message has "weight": {weight!r}; it is 0 or 1')
     return message["role"] == ASSISTANT and weight == 1
-
-
-def _without_none(value: Any) -> Any:
-    """Columns of a table have None where a record has no such field."""
-    if isinstance(value, Mapping):
-        return {name: _without_none(one) for name, one in value.items() if one is not None}
-    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def write_lines(conversation: Conversation, place: str) -> Iterator[tuple[str, bool]]:
@@ -125,7 +139,7 @@ def write_lines(conversation: Conversation, place: str) -> Iterator[tuple[str, b
     Raises:
         DataError: If there are tools.
     """
-    if "tools" in conversation.options or any("tool_calls" in one for one in conversation.messages):
+    if "tools" in conversation.options or any(map(_has_calls, conversation.messages)):
         raise DataError(
             f"{place} has tools, which only a chat template can write; take a tokenizer with one"
         )
@@ -136,6 +150,10 @@ def write_lines(conversation: Conversation, place: str) -> Iterator[tuple[str, b
             yield line, True
         else:
             yield header + line, False
+
+
+def _has_calls(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("tool_calls"))
 
 
 def write_by_template(
@@ -194,8 +212,14 @@ def _write(
     try:
         text = template.write(messages)
         marked = template.marked_spans(messages)
+        unwritten = template.unwritten_tools(messages, text)
     except _REFUSALS as error:
         raise DataError(f"{place} does not fit the tokenizer's chat template: {error}") from error
+    if unwritten:
+        raise DataError(
+            f"{place} has {unwritten}, which the tokenizer's chat template does not write; take a"
+            " template that does, or leave them out"
+        )
     if marked is not None:
         return text, _select_marked(conversation, marked, place)
     written = _Written(template, messages, text)
@@ -253,20 +277,34 @@ class _Template:
         )
         return [(int(start), int(end)) for start, end in spans if start < end]
 
+    def unwritten_tools(self, messages: Sequence[Mapping[str, Any]], text: str) -> str:
+        """What of tools leaves no trace in the text; "" if all does."""
+        plain = _Template(self.tokenizer, {**self.options, "tools": None})
+        if "tools" in self.options and plain.try_to_write(messages) == text:
+            return '"tools"'
+        for number, message in enumerate(messages):
+            changed = [*messages]
+            changed[number] = {k: v for k, v in message.items() if k != "tool_calls"}
+            if _has_calls(message) and self.try_to_write(changed) == text:
+                return f'"tool_calls" in message {number + 1}'
+        return ""
+
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """The messages, with the parts of their contents joined unless the template takes parts."""
-        if all(isinstance(one.get("content", ""), str) for one in messages) or self._takes_parts:
-            return messages
-        return [
-            {**one, "content": _joined(one["content"])} if "content" in one else one
+        """The messages, with the parts of contents joined where the template does not take them."""
+        joined = [
+            {**one, "content": _joined(one["content"])} if one.get("content") else one
             for one in messages
         ]
+        return [
+            one if isinstance(one.get("content"), list) and self._takes_parts(joined, n) else plain
+            for n, (one, plain) in enumerate(zip(messages, joined, strict=True))
+        ]
 
-    @property
-    def _takes_parts(self) -> bool:
-        mark = _mark("")
+    def _takes_parts(self, messages: Sequence[Mapping[str, Any]], number: int) -> bool:
+        mark, changed = _mark(""), [*messages]
         parts = [{"type": "text", "text": mark}]
-        return mark in (self.try_to_write([{"role": "user", "content": parts}]) or "")
+        changed[number] = {**messages[number], "content": parts}
+        return mark in (self.try_to_write(changed) or "")
 
 
 @dataclass(frozen=True)
@@ -311,12 +349,31 @@ class _Written:
 
     def _end(self, number: int) -> int | None:
         """Where the conversation would end if it ended with the answer."""
-        if number == len(self.messages) - 1:
-            return len(self.text)
-        until = self.template.try_to_write(self.messages[: number + 1])
-        if until is not None and self.text.startswith(until):
-            return len(until)
+        until = self.messages[: number + 1]
+        is_last = len(until) == len(self.messages)
+        text = self.text if is_last else self.template.try_to_write(until)
+        if text is not None and self.text.startswith(text):
+            return _Written(self.template, until, text)._end_of_last()
         return self._end_by_tail(number)
+
+    def _end_of_last(self) -> int | None:
+        """The end of the text, without what asks for another answer; None if it has what others say
+        behind the last message."""
+        mark, other = _mark(self.text), _mark(self.text + _mark(self.text))
+        others = [
+            {**one, "content": other} if one.get("content") else one for one in self.messages[:-1]
+        ]
+        messages = [*others, {**self.messages[-1], "content": mark}]
+        before, there, tail = (self.template.try_to_write(messages) or "").rpartition(mark)
+        asks = before.rpartition(other)[2]
+        if there and other in tail:
+            return None
+        if not (there and asks and tail.endswith(asks) and self.text.endswith(tail)):
+            return len(self.text)
+        more = [*messages, {"role": "user", "content": other}]
+        rest = (self.template.try_to_write(more) or "").rpartition(mark)[2]
+        shared = self._shared(tail, rest)
+        return None if shared is None else len(self.text) - len(tail) + shared
 
     def _end_by_tail(self, number: int) -> int | None:
         """Behind what follows the content both at the end of a conversation and here."""
@@ -325,11 +382,14 @@ class _Written:
         _, last, tail = self._marked(number, self.messages[: number + 1]).rpartition(mark)
         if not (here and last and self.text.endswith(rest)):
             return None
-        shared = len(tail) if rest.startswith(tail) else self._shared(tail, rest)
+        shared = self._shared(tail, rest)
         return None if shared is None else len(self.text) - len(rest) + shared
 
     def _shared(self, tail: str, rest: str) -> int | None:
-        """Length of what two texts begin with, up to white space or the end of an added token."""
+        """Length of what two texts begin with: the first, or up to white space or the end of an
+        added token."""
+        if rest.startswith(tail):
+            return len(tail)
         alike = takewhile(lambda pair: pair[0] == pair[1], zip(tail, rest, strict=False))
         added = sorted(self.template.tokenizer.get_added_vocab(), key=len, reverse=True)
         whole = re.compile("|".join([*map(re.escape, added), r"\s"]))

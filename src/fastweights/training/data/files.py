@@ -61,7 +61,7 @@ def read_text(path: Path, advance: Advance) -> Iterator[str]:
     """
     blank = True
     for text in _blocks(path, advance):
-        blank = blank and text.isspace()
+        blank = blank and not text.replace("\0", "").strip()  # zeros are what a disk has lost
         yield text
     if blank:
         raise DataError(f"{path} is empty; leave it out")
@@ -306,6 +306,17 @@ def _explain_csv(error: csv.Error) -> str:
     return str(error)
 
 
+def without_missing(record: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table, in which objects have None for every field that others like them have."""
+    return {name: _without_none(value) for name, value in record.items()}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(one) for name, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
+
+
 def read_parquet(
     path: Path, advance: Advance, choose: Callable[[Collection[str]], list[str]]
 ) -> Iterator[Record]:
@@ -328,6 +339,6 @@ def read_parquet(
             columns, numbers = choose(file.schema_arrow.names) or None, count(1)
             for batch in file.iter_batches(ROWS, columns=columns):
                 for record in batch.to_pylist():
-                    yield f"{path}, row {next(numbers)}", record
+                    yield f"{path}, row {next(numbers)}", without_missing(record)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

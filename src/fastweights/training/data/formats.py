@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.errors import DataError
 from fastweights.training.data.chats import (
     ASSISTANT,
+    OWN_OPTIONS,
     Conversation,
     read_conversation,
     write_by_template,
@@ -18,13 +19,15 @@ from fastweights.training.data.chats import (
 )
 from fastweights.training.data.tokenizers import pieces
 
+UNREAD = ("images", "videos", "audios")
+BESIDE_MESSAGES = ("tools", "chat_template_kwargs", *UNREAD)
 FORMATS = {
-    ("messages",): ("tools", "chat_template_kwargs"),
-    ("instruction", "output"): ("input",),
+    ("messages",): ("system", *BESIDE_MESSAGES),
+    ("instruction", "output"): ("input", "system", "history"),
     ("prompt", "response"): (),
     ("text",): (),
-    ("conversations",): ("system", "tools"),
-    ("prompt", "completion"): ("label", "tools", "chat_template_kwargs"),
+    ("conversations",): ("system", *BESIDE_MESSAGES),
+    ("prompt", "completion"): ("label", *BESIDE_MESSAGES),
 }
 """The columns of each format, and those that it may have beside."""
 ALPACA = (
@@ -32,6 +35,10 @@ ALPACA = (
     " completes the request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
 )
 """Stanford Alpaca's prompt, with and without an input."""
+_PREFERRED = (
+    "{place} has {record}, answers that are preferred to others, which nothing here learns from;"
+    ' write those that are to be learnt as "messages", or "prompt" and "completion"'
+)
 
 
 class TextPiece(NamedTuple):
@@ -53,7 +60,7 @@ def needed_columns(names: Collection[str], field: str | None = None) -> list[str
     """Select, of the columns that there are, those that documents are made of; none where a
     format's columns are missing.
     """
-    formats = FORMATS if field is None else {(field,): ("tools", "chat_template_kwargs")}
+    formats = FORMATS if field is None else {(field,): BESIDE_MESSAGES}
     needed = {
         name
         for columns, optional in formats.items()
@@ -87,7 +94,14 @@ def _known_format(
 ) -> list[TextPiece]:
     match record:
         case {"messages": [*messages]} if messages:
-            return _chat(record, messages, place, tokenizer)
+            return _chat(record, _with_system(record, messages, place), place, tokenizer)
+        case {"instruction": str(), "output": str(), **others} if unread := [
+            name for name in ("system", "history") if others.get(name)
+        ]:
+            raise DataError(
+                f'{place} has "{unread[0]}" beside an instruction, which is not read; write the'
+                ' record as "messages"'
+            )
         case {"instruction": str(instruction), "output": str(output)}:
             given = str(record.get("input") or "")
             return _instruction(instruction, given, output, place, tokenizer)
@@ -96,17 +110,15 @@ def _known_format(
         case {"text": str(text)}:
             return _plain(text)
         case {"conversations": [*messages]} if messages:
-            return _chat(record, [*_system(record), *messages], place, tokenizer)
-        case {"prompt": _, "completion": _, "label": bool()} | {"chosen": _, "rejected": _}:
-            raise DataError(
-                f"{place} has {_describe(record)}, answers that are preferred to others, which"
-                ' nothing here learns from; write those that are to be learnt as "messages", or'
-                ' "prompt" and "completion"'
-            )
+            return _chat(record, _with_system(record, messages, place), place, tokenizer)
+        case {"prompt": _, "completion": _, "label": value} if _is_verdict(value):
+            raise DataError(_PREFERRED.format(place=place, record=_describe(record)))
+        case {"chosen": _, "rejected": _}:
+            raise DataError(_PREFERRED.format(place=place, record=_describe(record)))
         case {"prompt": str(prompt), "completion": str(completion)}:
             return _answered(prompt, completion)
         case {"prompt": [*asked], "completion": [*answers]} if answers:
-            return _chat(record, [*asked, *answers], place, tokenizer, first=len(asked))
+            return _completion(record, asked, answers, place, tokenizer)
     raise DataError(
         f'{place} has {_describe(record)}; a record has "text", "instruction" and "output",'
         ' "prompt" and "response" or "completion" (all of them strings), or "messages" or'
@@ -114,10 +126,24 @@ def _known_format(
     )
 
 
-def _system(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a column beside ShareGPT's conversations says to the model."""
-    system = record.get("system")
-    return [{"from": "system", "value": system}] if system else []
+def _is_verdict(value: Any) -> bool:
+    """Whether a label says how good an answer is."""
+    return isinstance(value, bool | int | float) or str(value).lower() in {"true", "false"}
+
+
+def _with_system(record: Mapping[str, Any], messages: Sequence[Any], place: str) -> Sequence[Any]:
+    """The messages, behind what a column beside them says to the model."""
+    match record.get("system") or None, messages[0]:
+        case None, _:
+            return messages
+        case system, {"role": "system", "content": found} | {"from": "system", "value": found}:
+            if system == found:
+                return messages
+            raise DataError(
+                f'{place} has "system" beside messages that begin with another one; leave one out'
+            )
+        case system, _:
+            return [{"role": "system", "content": system}, *messages]
 
 
 def _options(record: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -130,6 +156,11 @@ def _options(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(tools, list | None) or not isinstance(more, Mapping):
         raise DataError(
             f'{place}: "tools" is a list of JSON schemas, and "chat_template_kwargs" an object'
+        )
+    if own := sorted(OWN_OPTIONS & more.keys()):
+        raise DataError(
+            f'{place}: "chat_template_kwargs" has "{own[0]}", which is not for a record to say;'
+            " leave it out"
         )
     return {**more, "tools": tools or None}
 
@@ -205,10 +236,25 @@ def _chat(
     """The turns as the tokenizer's chat template writes them, or else ``role: content`` lines; the
     assistant's are learnt, from number `first` on.
     """
+    if unread := [name for name in UNREAD if record.get(name)]:
+        raise DataError(f'{place} has "{unread[0]}", and only text is read; leave the record out')
     conversation = read_conversation(messages, place, first, _options(record, place))
     if tokenizer is None or tokenizer.chat_template is None:
         return [TextPiece(*part) for part in write_lines(conversation, place)]
     return _templated(conversation, place, tokenizer)
+
+
+def _completion(
+    record: Mapping[str, Any],
+    asked: Sequence[Any],
+    answers: Sequence[Any],
+    place: str,
+    tokenizer: PreTrainedTokenizerFast | None,
+) -> list[TextPiece]:
+    document = _chat(record, [*asked, *answers], place, tokenizer, first=len(asked))
+    if not any(piece.response for piece in document):
+        raise DataError(f'{place}: no message of its "completion" is an assistant\'s to be learnt')
+    return document
 
 
 def _templated(

@@ -8,6 +8,7 @@ from typing import Any
 
 SHOWN = 3
 """How many of what is left out for the same reason are named."""
+_OF_SYSTEMS = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")
 _SAID: dict[Any, Any] = {}  # what has been said in this process
 
 
@@ -47,5 +48,5 @@ class LeftOut:
 
 def is_hidden(name: str) -> bool:
     """Whether a file or folder of this name is none of the user's own: it begins with a dot, or
-    holds what macOS adds to an archive."""
-    return (name.startswith(".") and name.strip(".") != "") or name == "__MACOSX"
+    holds what a system keeps beside them."""
+    return (name.startswith(".") and name.strip(".") != "") or name in _OF_SYSTEMS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from importlib.resources import as_file, files
@@ -32,6 +32,7 @@ from fastweights.training.data.files import (
     read_parquet,
     read_table,
     read_text,
+    without_missing,
 )
 from fastweights.training.data.formats import TextPiece, document_of, needed_columns
 from fastweights.training.data.left_out import LeftOut, is_hidden
@@ -140,14 +141,16 @@ def _find(place: Path, left_out: LeftOut) -> Iterator[Path]:
         else map(Path, glob.glob(str(place), recursive=True, include_hidden=True))
     )
     named = [] if inside else [part for part in place.parts if is_hidden(part)]
+    read = set[tuple[int, int]]()
     for path in sorted(found):
         parts = path.relative_to(place).parts if inside else path.parts
         if path.is_dir() and (_is_open(path) if inside else "**" in place.parts):
             continue
         hidden = any(is_hidden(part) and not _matches(part, named) for part in parts)
-        if reason := "hidden files" if hidden else _why_unread(path):
+        if reason := "hidden files" if hidden else _why_unread(path, read):
             left_out.add(reason, Path(*parts))
         else:
+            read.add(_identity(path))
             yield path
 
 
@@ -160,13 +163,22 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _why_unread(path: Path) -> str:
-    """The reason for which something that is not hidden is left out; "" of a file of text."""
+def _why_unread(path: Path, read: Collection[tuple[int, int]]) -> str:
+    """The reason for which something that is not hidden is left out, beside files that are read; ""
+    of a file of text."""
     if path.is_dir():
         return "folders that are not entered"
     if not path.is_file():
         return "broken links and devices"
-    return "" if kind_of(path) in KINDS and path.name not in METADATA else "files of other kinds"
+    if kind_of(path) not in KINDS or path.name in METADATA:
+        return "files of other kinds"
+    return "links to files that are read" if _identity(path) in read else ""
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """The same of every link to a file."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _expand(source: str) -> Path:
@@ -240,7 +252,8 @@ def _data_set_records(name: str, field: str | None) -> Iterator[Record]:
         number = count(1)
         for batch in chosen.iter(ROWS):
             for values in zip(*batch.values(), strict=True):
-                yield f"{name}, record {next(number)}", dict(zip(batch, values, strict=True))
+                record = dict(zip(batch, values, strict=True))
+                yield f"{name}, record {next(number)}", without_missing(record)
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"cannot read the data set {name}: {error}") from error
 
