@@ -22,6 +22,7 @@ from fastweights.kernels.triton.device.tiles import (
     multiply_add,
     store_matrix,
     store_tile,
+    store_where_kept,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -105,14 +106,27 @@ def load_map(
 
 @triton.jit
 def features_of(
-    stream, map, b, head, rows, length, part, sizes, activate: tl.constexpr, kind: tl.constexpr
+    stream,
+    map,
+    b,
+    head,
+    rows,
+    length,
+    part,
+    sizes: tl.constexpr,
+    activate: tl.constexpr,
+    kind: tl.constexpr,
 ):
     """A part of φ of the tokens `rows` as [C, BF], in the dtype of the products; made of the stream
     by `map`, or the stream itself.
 
     `sizes`: K, F, PART, BK, BF.
     """
-    K, F, PART, BK, BF = sizes
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     if map is None:
         phi = load_tile(stream, b, head, rows, length, part_columns(part, F, PART, BF), F)
     else:
@@ -124,10 +138,23 @@ def features_of(
 
 @triton.jit
 def features_transposed(
-    stream, map, b, head, rows, length, part, sizes, activate: tl.constexpr, kind: tl.constexpr
+    stream,
+    map,
+    b,
+    head,
+    rows,
+    length,
+    part,
+    sizes: tl.constexpr,
+    activate: tl.constexpr,
+    kind: tl.constexpr,
 ):
     """The same as [BF, C]."""
-    K, F, PART, BK, BF = sizes
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     if map is None:
         columns = part_columns(part, F, PART, BF)
         phi = load_tile_transposed(stream, b, head, rows, length, columns, F)
@@ -253,16 +280,29 @@ def add_apart(
 
 
 @triton.jit
-def fold_segments(S, z, left, documents, b, length, cached, span, where, REVERSE: tl.constexpr):
+def fold_segments(
+    S,
+    z,
+    left,
+    documents,
+    b,
+    length,
+    cached,
+    span,
+    where,
+    F: tl.constexpr,
+    V: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
     """S and z through all segments before this one (REVERSE: behind it), by what each of them has
     left.
 
     `left`: sums, normaliser_sums, head; `span`: tokens of a segment, which it is, how many there
-    are; `where`: features, F, columns, V.
+    are; `where`: features, columns.
     """
     sums, normaliser_sums, head = left
     tokens, segment, segments = span
-    features, F, columns, V = where
+    features, columns = where
     for i in range(segments - 1 - segment if REVERSE else segment):
         other = segments - 1 - i if REVERSE else i
         start = cached + other * tokens
@@ -283,17 +323,18 @@ def absorb(
     rows,
     last,
     boundary,
-    sizes,
+    V: tl.constexpr,
+    sizes: tl.constexpr,
     activate: tl.constexpr,
     kind: tl.constexpr,
 ):
     """S and z with the tokens `rows` up to `last` that are of the document at the boundary.
 
-    `source`: fk and its map; `values`: v, its columns, their number; `at`: sequence, head, number
-    of tokens, part; `sizes` as in `features_of`.
+    `source`: fk and its map; `values`: v, its columns; `at`: sequence, head, number of tokens,
+    part; `sizes` as in `features_of`.
     """
     fk, map = source
-    v, columns, V = values
+    v, columns = values
     b, g, length, part = at
     taken = (rows >= 0) & (rows < length) & (rows <= last)
     if documents is not None:
@@ -341,16 +382,15 @@ def sum_memory(
     to `sums`; with them, `states` ``[b·g·chunks, F, V]`` and `normalisers` ``[b·g·chunks, F]``
     before each of its chunks, and behind the last chunk `last` ``[b g F V+1]``.
     """
-    segment = tl.program_id(0) % segments
-    head = tl.program_id(0) // segments
+    segment, head = tl.program_id(0) % segments, tl.program_id(0) // segments
     b, g = head // GROUPS, head % GROUPS
     part, block = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
     begin, end = segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)
     features = part_columns(part, F, PART, BF)
-    columns = block * BV + tl.arange(0, BV)
-    tokens = tl.arange(0, C)
-    sizes, at = (K, F, PART, BK, BF), (b, g, length, part)
-    source, values = (fk, load_map(W, g, K, PART, BK, BF, KIND)), (v, columns, V)
+    columns, tokens = block * BV + tl.arange(0, BV), tl.arange(0, C)
+    sizes: tl.constexpr = (K, F, PART, BK, BF)
+    source, values = (fk, load_map(W, g, K, PART, BK, BF, KIND)), (v, columns)
+    at = (b, g, length, part)
 
     S = tl.zeros([BF, BV], tl.float32)
     z = tl.zeros([BF], tl.float32)
@@ -360,15 +400,15 @@ def sum_memory(
         S, z = keep_initial(S, z, documents, b, length, cached)
         last_row = cached - window
         for row in range(0, last_row + 1, C):
-            rows = row + tokens
             S, z = absorb(
-                S, z, source, values, documents, at, rows, last_row, cached, sizes, activate, KIND
+                *(S, z, source, values, documents, at, row + tokens, last_row, cached),
+                *(V, sizes, activate, KIND),
             )
         # what the segments before this one take up
         if sums is not None:
             span = (per_segment * C, segment, segments)
-            left, where = (sums, normaliser_sums, head), (features, F, columns, V)
-            S, z = fold_segments(S, z, left, documents, b, length, cached, span, where, False)
+            left, where = (sums, normaliser_sums, head), (features, columns)
+            S, z = fold_segments(S, z, left, documents, b, length, cached, span, where, F, V, False)
 
     for n in range(begin, end):
         if states is not None:
@@ -377,9 +417,10 @@ def sum_memory(
         start = cached + n * C
         boundary = tl.minimum(start + C, length)
         S, z = keep_within(S, z, documents, b, length, start, boundary)
-        rows, last_row = start - window + 1 + tokens, boundary - window
+        rows = start - window + 1 + tokens
         S, z = absorb(
-            S, z, source, values, documents, at, rows, last_row, boundary, sizes, activate, KIND
+            *(S, z, source, values, documents, at, rows, boundary - window, boundary),
+            *(V, sizes, activate, KIND),
         )
 
     if states is None:
@@ -395,13 +436,6 @@ def query_chunk(chunks, HEADS: tl.constexpr, GROUPS: tl.constexpr):
     h = tl.program_id(0) // chunks
     b, h = h // HEADS, h % HEADS
     return tl.program_id(0) % chunks, b, h, h // (HEADS // GROUPS)
-
-
-@triton.jit
-def store_where_kept(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
-    """A tile to a stream, if that is wanted."""
-    if stream is not None:
-        store_tile(stream, b, h, rows, length, columns, width, tile)
 
 
 @triton.jit
@@ -429,6 +463,8 @@ def attend_window(
     window,
     scale,
     softcap,
+    K: tl.constexpr,
+    V: tl.constexpr,
     C: tl.constexpr,
     BV: tl.constexpr,
     DISTANCES: tl.constexpr,
@@ -437,11 +473,11 @@ def attend_window(
     """N = Σ e^(s - c) (v ‖ 1) of the queries `rows` over their windows: (c, how far back the
     highest score lies, the last column of N [C], the others [C, BV]).
 
-    `keys`, `values`: stream, columns, their number; `at`: sequence, key head, number of tokens,
+    `keys`, `values`: stream, columns; `at`: sequence, key head, number of tokens,
     the first query.
     """
-    k, key_columns, K = keys
-    v, value_columns, V = values
+    k, key_columns = keys
+    v, value_columns = values
     b, g, length, first = at
     top = tl.full([C], float("-inf"), tl.float32)
     distance = tl.zeros([C], tl.int32)
@@ -483,7 +519,8 @@ def attend_memory(
     at,
     rows,
     window,
-    sizes,
+    V: tl.constexpr,
+    sizes: tl.constexpr,
     PARTS: tl.constexpr,
     C: tl.constexpr,
     activate: tl.constexpr,
@@ -493,18 +530,22 @@ def attend_memory(
     next: (its last column [C], `acc` and the others).
 
     `queries`: stream, W, head, tokens, their number; `keys`: stream, W; `values`:
-    stream, columns, their number; `memory`: S, z, their place; `at`: sequence, key
+    stream, columns; `memory`: S, z, their place; `at`: sequence, key
     head, number of tokens, the first query.
     """
     fq, W_q, h, tokens, count = queries
     fk, W_k = keys
-    v, value_columns, V = values
+    v, value_columns = values
     states, normalisers, place = memory
     b, g, length, first = at
-    K, F, PART, BK, BF = sizes
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     query_map = load_map(W_q, h, K, PART, BK, BF, kind)
     key_map = load_map(W_k, g, K, PART, BK, BF, kind)
-    columns = rows - window + 1
+    columns = first - window + 1 + tl.arange(0, C)
     # the queries of the document that S is of
     reads = reading(documents, b, length, first, rows)
     far = tl.zeros([C, C], tl.float32)
@@ -572,13 +613,13 @@ def attend(
     n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     first, queries, count = cached + n * C, n * C + tl.arange(0, C), length - cached
     rows, at = first + tl.arange(0, C), (b, g, length, first)
-    keys, values = (k, tl.arange(0, BK), K), (v, tl.arange(0, BV), V)
+    keys, values = (k, tl.arange(0, BK)), (v, tl.arange(0, BV))
 
     # N = Σ e^(s - c) (v ‖ 1) over the window
     query = load_tile(q, b, h, queries, count, tl.arange(0, BK), K)
     top, distance, near_sum, acc = attend_window(
         *(query, keys, values, documents, at, rows, window, scale, softcap),
-        *(C, BV, SHARED and statistics is not None, KIND),
+        *(K, V, C, BV, SHARED and statistics is not None, KIND),
     )
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
     if SHARED:
@@ -593,7 +634,7 @@ def attend(
     asking = (fq, W_q, h, queries, count)
     far_sum, acc = attend_memory(
         *(acc, asking, (fk, W_k), values, memory, documents, at, rows, window),
-        *((K, F, PART, BK, BF), PARTS, C, activate, KIND),
+        *(V, (K, F, PART, BK, BF), PARTS, C, activate, KIND),
     )
 
     # o = (γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's

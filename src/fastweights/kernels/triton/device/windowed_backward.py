@@ -278,8 +278,8 @@ def sum_memory_gradients(
         D, d = load_memory(dlast, head, features, F, columns, V)
         if sums is not None:
             span = (per_segment * C, segment, segments)
-            left, where = (sums, normaliser_sums, head), (features, F, columns, V)
-            D, d = fold_segments(D, d, left, documents, b, length, cached, span, where, True)
+            left, where = (sums, normaliser_sums, head), (features, columns)
+            D, d = fold_segments(D, d, left, documents, b, length, cached, span, where, F, V, True)
         if end == chunks:
             place = tl.cast(head, tl.int64) * (chunks + 1) + chunks
             store_apart(dstates, dnormalisers, place, features, F, columns, V, block, D, d)

@@ -58,9 +58,12 @@ def follow(cache, own, following, head, b, g, cached, gone, rows, columns, width
 
 
 @triton.jit
-def map_vector(x, W, head, part, sizes, activate: tl.constexpr):
+def map_vector(x, W, head, part, sizes: tl.constexpr, activate: tl.constexpr):
     """A part of φ of x [BK]: [BF]. `sizes`: K, F, PART, BK, BF."""
-    K, F, PART, BK, BF = sizes
+    K: tl.constexpr = sizes[0]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     map = load_matrix(W, head, tl.arange(0, BF), PART, tl.arange(0, BK), K).to(tl.float32)
     products = tl.sum(map * x[None, :], 1) * (1 - 2 * part)
     return activate(products, tl.arange(0, BF) < PART, 0)
@@ -82,7 +85,7 @@ def leaves_window(ages, cached, window):
 
 
 @triton.jit
-def leaving_features(oldest, at, part, sizes, activate: tl.constexpr):
+def leaving_features(oldest, at, part, sizes: tl.constexpr, activate: tl.constexpr):
     """A part of φ of the oldest key [BF], if that leaves the window, else 0.
 
     `oldest`: keys and features of the cache, those of the token itself, W, whether it leaves; `at`:
@@ -90,7 +93,11 @@ def leaving_features(oldest, at, part, sizes, activate: tl.constexpr):
     """
     keys, features, k, fk, W, leaves = oldest
     head, b, g, cached = at
-    K, F, PART, BK, BF = sizes
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     if W is None:
         found = load_oldest(features, fk, head, b, g, cached, part_columns(part, F, PART, BF), F)
     else:
@@ -100,15 +107,27 @@ def leaving_features(oldest, at, part, sizes, activate: tl.constexpr):
 
 
 @triton.jit
-def attend_cache(asking, cache, ages, at, window, scale, softcap, N: tl.constexpr):
+def attend_cache(
+    asking,
+    keys,
+    values,
+    ages,
+    at,
+    limits,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    N: tl.constexpr,
+):
     """N = Σ e^(s - c) (v ‖ 1) over the window: (its last column [1], the others [BV]).
 
-    `asking`: the stream of queries, the query head; `cache`: of keys and of values what is cached,
-    the token's stream, columns, their number; `ages` of the cache; `at` as in `leaving_features`.
+    `asking`: the stream of queries, the query head; `keys`, `values`: what is cached, the token's
+    stream, columns; `ages` of the cache; `at` as in `leaving_features`; `limits`: window, scale,
+    softcap.
     """
     q, h = asking
-    cached_keys, k, key_columns, K = cache[0]
-    cached_values, v, value_columns, V = cache[1]
+    window, scale, softcap = limits
+    cached_keys, k, key_columns = keys
+    cached_values, v, value_columns = values
     head, b, g, cached = at
     query = load_token(q, b, h, key_columns, K).to(tl.float32)
     top = tl.full([1], float("-inf"), tl.float32)
@@ -134,7 +153,14 @@ def attend_cache(asking, cache, ages, at, window, scale, softcap, N: tl.constexp
 
 @triton.jit
 def read_memory(
-    asking, memory, leaving, at, sizes, PARTS: tl.constexpr, V: tl.constexpr, activate: tl.constexpr
+    asking,
+    memory,
+    leaving,
+    at,
+    sizes: tl.constexpr,
+    PARTS: tl.constexpr,
+    V: tl.constexpr,
+    activate: tl.constexpr,
 ):
     """F = φ(q) S, without a window φ(q) S': (its last column [1], the others [BV]).
 
@@ -145,7 +171,11 @@ def read_memory(
     states, columns = memory
     oldest, leaving_value, reads_leaving = leaving
     head, b, g, cached = at
-    K, F, PART, BK, BF = sizes
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros(columns.shape, tl.float32)
     for part in range(PARTS):
@@ -225,7 +255,8 @@ def step(
     head, block = tl.program_id(0), tl.program_id(1)
     b, g = head // GROUPS, head % GROUPS
     keys, values = tl.arange(0, BK), block * BV + tl.arange(0, BV)
-    at, sizes = (head, b, g, cached), (K, F, PART, BK, BF)
+    at, limits = (head, b, g, cached), (window, scale, softcap)
+    sizes: tl.constexpr = (K, F, PART, BK, BF)
 
     # the cache grows until the window is full; then its oldest token goes into the memory
     gone = tl.where(cached + 1 >= window, 1, 0)
@@ -241,9 +272,8 @@ def step(
             age_by_one(ages, next_ages, cached, gone, rows, FORGOTTEN)
 
     # S' = S + φ(k)ᵀ (v ‖ 1) of the oldest token, if it leaves the window
-    leaves = leaves_window(ages, cached, window)
     leaving_value = load_oldest(cached_values, v, head, b, g, cached, values, V)
-    oldest = (cached_keys, cached_features, k, fk, W_k, leaves)
+    oldest = (cached_keys, cached_features, k, fk, W_k, leaves_window(ages, cached, window))
     for part in range(PARTS):
         places = part_columns(part, F, PART, BF)
         leaving = leaving_features(oldest, at, part, sizes, activate)
@@ -251,11 +281,11 @@ def step(
         S += leaving[:, None] * leaving_value[None, :]
         store_memory(next_memory, head, places, F, values, V, block, S, z + leaving)
 
-    cache = ((cached_keys, k, keys, K), (cached_values, v, values, V))
+    near_keys, near_values = (cached_keys, k, keys), (cached_values, v, values)
     state = (memory, tl.where(values < V, values, V + 1))
     read = (oldest, leaving_value, window == 0)
     for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
-        near_sum, near = attend_cache((q, h), cache, ages, at, window, scale, softcap, N)
+        near_sum, near = attend_cache((q, h), near_keys, near_values, ages, at, limits, K, V, N)
         far_sum, far = read_memory((fq, W_q, h), state, read, at, sizes, PARTS, V, activate)
         gamma = load_token(mix, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
         result = join_sides(near_sum, near, far_sum, far, gamma, SHARED)
