@@ -41,7 +41,7 @@ from fastweights.lab.sweep import (
     read_plan,
     sweep,
 )
-from fastweights.lab.sweep.order import batches, updates_per_epoch
+from fastweights.lab.sweep.trainer import batches, updates_per_epoch
 from fastweights.lab.tasks import (
     MQAR,
     TASKS,

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.layers import Experts
+from model_laws import assert_read_in_any_cut, moved
 from oracles.experts import mixture
 from oracles.layers import join, split, turned
 from oracles.rules import softmax
@@ -67,13 +68,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "shared, norms behind": {
         "shared_blocks": [{"layers": [1], "width": 12, "rank": 2}],
-        "norms_behind": [True],
+        "post_norm": [True],
         "norm": "layer",
     },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
-    "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
+    "norms behind": {"post_norm": [True, False], "norm_eps": 0.1},
     "norms on both sides": {"sandwich_norms": True, "norm_eps": 0.1},
-    "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
+    "parallel, norms behind": {"parallel_residual": True, "post_norm": [True]},
     "normalized": {"normalized_residual": True, "norm_eps": 0.1},
     "normalized, no mlp": {"normalized_residual": True, "mlp": None},
     "positions": {"learnt_positions": 9},
@@ -84,13 +85,7 @@ every_option = pytest.mark.parametrize("option", OPTIONS)
 
 def drawn(option: str, **fields: Any) -> FastWeightsForCausalLM:
     """A model none of whose parameters is at its start."""
-    model = tiny("hybrid", **OPTIONS[option], **fields)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.add_(noise.to(parameter.dtype), alpha=0.2)
-    return model
+    return moved(tiny("hybrid", **OPTIONS[option], **fields))
 
 
 # an oracle: the backbone in NumPy, with the mixers' own outputs
@@ -168,7 +163,7 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
     x = x * (4.0 if config.embedding_scale is None else config.embedding_scale)
     embeddings = x
     for i, block in enumerate(trunk.layers):
-        behind = config.norms_behind[i % len(config.norms_behind)]
+        behind = config.post_norm[i % len(config.post_norm)]
 
         def before(z: np.ndarray, norm: Any, apply: bool = not behind) -> np.ndarray:
             return normalized(z, norm, config) if apply else z
@@ -206,19 +201,7 @@ def test_the_backbone_is_what_its_fields_say(option: str) -> None:
 
 @every_option
 def test_cut_padded_and_packed_sequences(option: str) -> None:
-    model, ids, cache = drawn(option), tokens(2, 9), FastWeightsCache()
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    padded = model(ids, attention_mask=mask).logits
-    assert_close(padded[0, 4:], array(model(ids[:1, 4:]).logits[0]), "padded")
-    pieces = [
-        model(ids[:, i:j], attention_mask=mask[:, :j], past_key_values=cache, use_cache=True).logits
-        for i, j in ((0, 5), (5, 6), (6, 9))
-    ]
-    assert_close(torch.cat(pieces, 1)[mask.bool()], array(padded[mask.bool()]), "cut")
-    packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]] * 2)).logits
-    apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
-    assert_close(packed, array(apart), "packed")
+    assert_read_in_any_cut(drawn(option))
 
 
 @every_option
@@ -309,18 +292,18 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         ({"mlp": "swiglu"}, "mlp = 'swiglu'; there are gated, identity, plain"),
         ({"hidden_act": "step"}, "hidden_act = 'step'; there are .*gelu"),
         ({"mlp": None, "parallel_residual": True}, "no MLP to be parallel to"),
-        ({"norms_behind": []}, "norms_behind lists 0 layers of 2"),
-        ({"norms_behind": [True] * 4}, "norms_behind lists 4 layers of 2"),
+        ({"post_norm": []}, "post_norm lists 0 layers of 2"),
+        ({"post_norm": [True] * 4}, "post_norm lists 4 layers of 2"),
         (
             {"normalized_residual": True, "parallel_residual": True},
             "two ways to add to the stream",
         ),
         (
-            {"normalized_residual": True, "norms_behind": [True]},
+            {"normalized_residual": True, "post_norm": [True]},
             "normalized_residual adds to what the norms give",
         ),
         (
-            {"sandwich_norms": True, "norms_behind": [True]},
+            {"sandwich_norms": True, "post_norm": [True]},
             "sandwich_norms puts norms on both sides",
         ),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
@@ -348,3 +331,17 @@ def test_more_tokens_than_positions() -> None:
         8,
         VOCABULARY,
     )
+
+
+def test_fields_of_earlier_checkpoints_are_read() -> None:
+    mixers = [
+        {"name": "mla", "turned": 4, "beside": [{"name": "mamba3", "still": False}]},
+        {"name": "metala"},
+    ]
+    config = tiny_config(num_hidden_layers=2)
+    stored = {**config.to_dict(), "norms_behind": [True], "mixers": mixers}
+    del stored["post_norm"]
+    read = type(config).from_dict(stored)
+    assert read.post_norm == [True]
+    beside = [{"name": "mamba3", "partial_rotation": False}]
+    assert read.mixers == [{"name": "mla", "rope_dim": 4, "beside": beside}, mixers[1]]

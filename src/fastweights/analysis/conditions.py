@@ -96,7 +96,7 @@ def _tokens(mixer: Mixer, length: int) -> Tensor:
     return torch.randn(1, length, mixer.d, generator=Generator().manual_seed(0), dtype=dtype)
 
 
-class _Sources:
+class _Dependencies:
     """Names of what a stream depends on: parameters, and "x"."""
 
     def __init__(self, leaves: dict[str, Tensor]) -> None:
@@ -118,7 +118,7 @@ class _Sources:
         )
 
 
-def _probe(mixer: Mixer) -> tuple[Recurrence, _Sources]:
+def _probe(mixer: Mixer) -> tuple[Recurrence, _Dependencies]:
     """The recurrence of a few random tokens, and what tells where its streams come from.
 
     The parameters of a copy are moved a little first: one that starts at zero hides what it
@@ -132,4 +132,4 @@ def _probe(mixer: Mixer) -> tuple[Recurrence, _Sources]:
             )
     x = _tokens(mixer, 5).requires_grad_()
     recurrence, _ = mixer.project(x, TokenContext.start(x))
-    return recurrence, _Sources({"x": x, **dict(mixer.named_parameters())})
+    return recurrence, _Dependencies({"x": x, **dict(mixer.named_parameters())})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 from fastweights.lab.sweep.plan import SweepPlan, SweepRun
 from fastweights.lab.sweep.pool import Local, Pool, RunFailure
-from fastweights.lab.sweep.progress import ProgressLines
 from fastweights.lab.sweep.trainer import Point, Row
 from fastweights.training.loop.files import atomic_file, read_json, remove_partials, write_json
 from fastweights.training.loop.identity import differences, to_record
@@ -80,6 +80,23 @@ class SweepFolder:
         return self.path / "runs" / f"{key}.json"
 
 
+class ProgressLines:
+    """Writes a line to standard error for every run that has ended.
+
+    Attributes:
+        total: How many runs there are.
+        ended: How many of them have ended.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ended = total, 0
+
+    def __call__(self, result: Row | RunFailure) -> None:
+        self.ended += 1
+        told = _failure(result) if isinstance(result, RunFailure) else _row(result)
+        sys.stderr.write(f"{self.ended}/{self.total}  {told}\n")
+
+
 def sweep(
     plan: SweepPlan,
     path: Path,
@@ -115,6 +132,20 @@ def sweep(
         rows = [row for run in runs if (row := folder.row(run)) is not None]
         folder.write(rows)
     return rows
+
+
+def _row(row: Row) -> str:
+    return (
+        f"{row.mixer}, {row.task}, lr {row.rate:.2g}, seed {row.seed}: accuracy {row.accuracy:.3f}"
+        f" after {row.step} updates, {row.seconds:.1f} s"
+    )
+
+
+def _failure(failure: RunFailure) -> str:
+    run, reason = failure.run, failure.trace.strip().splitlines()[-1]
+    return (
+        f"{run.contender.label}, {run.task}, lr {run.rate:.2g}, seed {run.seed}: failed: {reason}"
+    )
 
 
 def _or_nan(number: Any) -> Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from transformers import PreTrainedModel
 
-from fastweights.lab.sweep.order import batches, updates_per_epoch
 from fastweights.lab.sweep.plan import SweepRun
-from fastweights.lab.tasks import Batch, Score, Task
+from fastweights.lab.tasks import Batch, Protocol, Score, Task
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.loop.loop import run_in_memory
@@ -271,13 +272,44 @@ class TaskStage(Stage):
         )
 
 
-def score(model: PreTrainedModel, task: Task, parts: Sequence[Batch], count: int) -> Score:
-    """Score all examples of `parts`, `count` at a time."""
+def batches(protocol: Protocol, seed: int) -> Iterator[Batch]:
+    """Yield the batch of every update: new ones without end, or epochs over the training set."""
+    training = protocol.training
+    if training.epochs is None:
+        yield from (protocol.fresh(seed, step, training.batch) for step in count())
+    parts = protocol.training_set(seed)
+    for epoch in range(training.epochs or 0):
+        yield from _epoch(
+            parts,
+            training.batch,
+            np.random.default_rng([seed, epoch]) if training.shuffled else None,
+        )
+
+
+def _epoch(
+    parts: Sequence[Batch], size: int, generator: np.random.Generator | None
+) -> Iterator[Batch]:
+    """One part after the other; with a generator, the examples of each in an order of this epoch's
+    own.
+    """
+    for part in parts:
+        order = np.arange(len(part)) if generator is None else generator.permutation(len(part))
+        for rows in torch.from_numpy(order).split(size):
+            yield part[rows]
+
+
+def updates_per_epoch(protocol: Protocol) -> int:
+    """Number of updates in an epoch; 1 where every batch is new."""
+    if protocol.training.epochs is None:
+        return 1
+    return sum(-(-(segment.examples or 0) // protocol.training.batch) for segment in protocol.train)
+
+
+def score(model: PreTrainedModel, task: Task, parts: Sequence[Batch], size: int) -> Score:
+    """Score all examples of `parts`, `size` at a time."""
     with evaluation_mode(model):
         pieces = [
-            part[i : i + count].to(model.device)
-            for part in parts
-            for i in range(0, len(part), count)
+            part[i : i + size].to(model.device) for part in parts for i in range(0, len(part), size)
         ]
         first, *others = (task.score(task.logits(model, piece), piece) for piece in pieces)
     return sum(others, first)

@@ -163,7 +163,7 @@ class ShardFiles(NamedTuple):
         return cls(*(f"{number:06d}.{kind}" for kind in cls._fields))
 
 
-class _Mapped(NamedTuple):
+class _ShardArrays(NamedTuple):
     """The files of a shard, mapped into memory."""
 
     tokens: np.ndarray
@@ -239,9 +239,9 @@ class Shards(WholeText):
             yield number, start - before, min(stop, end) - before
             start, number = end, number + 1
 
-    def _map(self, number: int) -> _Mapped:
+    def _map(self, number: int) -> _ShardArrays:
         names = ShardFiles.of(self._first + number)
-        return _Mapped(
+        return _ShardArrays(
             _map_file(self.folder / names.tokens, self._dtype),
             _map_file(self.folder / names.begins, PLACE),
             _map_file(self.folder / names.turns, PLACE),
@@ -270,7 +270,7 @@ def _search(places: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _read_mapped(shard: _Mapped, start: int, stop: int) -> Stretch:
+def _read_mapped(shard: _ShardArrays, start: int, stop: int) -> Stretch:
     begins, response = np.zeros(stop - start, bool), np.zeros(stop - start, bool)
     low, high = _search(shard.begins, start, stop)
     begins[shard.begins[low:high].astype(np.int64) - start] = True

@@ -18,7 +18,7 @@ from fastweights.training.loop.stage import Optimization
 
 
 @dataclass(frozen=True)
-class _End:
+class _RunEnd:
     """When a run ends, and its learning rates until then."""
 
     steps: int
@@ -45,7 +45,7 @@ def change_end(out: Path, config: Optimization, results: Iterable[str]) -> None:
         CheckpointError: If an update made so far had another learning rate, or more are made
             already.
     """
-    end = _End(config.steps, config.schedule)
+    end = _RunEnd(config.steps, config.schedule)
     former = _former_end(read_record(out), config)
     if former is None or former == end:
         return
@@ -58,7 +58,7 @@ def change_end(out: Path, config: Optimization, results: Iterable[str]) -> None:
         write_json(out / RECORD, to_record(config))
 
 
-def _former_end(stored: Any, config: Optimization) -> _End | None:
+def _former_end(stored: Any, config: Optimization) -> _RunEnd | None:
     """The stored end, if nothing else differs."""
     if not isinstance(stored, dict) or not isinstance(steps := stored.get("steps"), int):
         return None
@@ -66,10 +66,10 @@ def _former_end(stored: Any, config: Optimization) -> _End | None:
     ended = {**stored, "steps": config.steps, "schedule": to_json_value(config.schedule)}
     if schedule is None or any(differences(ended, config)):
         return None
-    return _End(steps, schedule)
+    return _RunEnd(steps, schedule)
 
 
-def _require_same_rates(out: Path, made: int, former: _End, end: _End) -> None:
+def _require_same_rates(out: Path, made: int, former: _RunEnd, end: _End) -> None:
     for step in range(min(made, former.steps, end.steps)):
         if former.rate(step) != end.rate(step):
             raise CheckpointError(
@@ -81,7 +81,7 @@ def _require_same_rates(out: Path, made: int, former: _End, end: _End) -> None:
             )
 
 
-def _named(former: _End, end: _End) -> str:
+def _named(former: _RunEnd, end: _End) -> str:
     names = dict.fromkeys(type(one.schedule).__name__ for one in (former, end))
     return f"{' and '.join(names)} schedule"
 
