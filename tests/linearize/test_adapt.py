@@ -173,7 +173,7 @@ def test_losses_of_many_rows_are_computed_in_slices(count, monkeypatch) -> None:
     targets = torch.randint(11, (count,), generator=generator)
 
     def found(rows: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(logits_module, "rows_at_once", lambda logits: rows)
+        monkeypatch.setattr(logits_module, "rows_at_once", lambda vocabulary: rows)
         leaf = student.clone().requires_grad_()
         losses = kl(teacher, leaf), token_cross_entropy(leaf, targets)
         return [*losses, *(torch.autograd.grad(loss, leaf)[0] for loss in losses)]

@@ -29,6 +29,7 @@ from fastweights.linearize.convert.modes import (
     without_log_scale,
 )
 from fastweights.linearize.evaluate.distances import divergence, output_error
+from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
     next_logits,
     rows_at_once,
@@ -107,6 +108,7 @@ def compare_with_softmax(
     batches: Iterable[Mapping[str, Tensor]],
     modes: Mapping[str, Mode],
     teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+    known: KnownText | None = None,
 ) -> dict[str, ModeComparison]:
     """Compare modes of a linearized model with its softmax, token by token.
 
@@ -118,29 +120,40 @@ def compare_with_softmax(
         modes: The modes by name, as `ablations` returns them.
         teacher: Returns softmax's logits ``[b t-1 vocabulary]`` for a model's inputs, which are
             written over; None for the model itself, by `teacher_logits`.
+        known: What is known of the text, and is not computed again; None for nothing.
 
     Raises:
         ValueError: If there are no batches.
     """
-    totals = {name: _Totals() for name in modes}
+    totals, known = {name: _Totals() for name in modes}, known or KnownText(0)
     with evaluation_mode(model):
         for batch in batches:
             given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
-            wanted = teacher_logits(model, given) if teacher is None else teacher(given)
+            wanted = _softmax_logits(model, given, known) if teacher is None else teacher(given)
             targets = given["input_ids"][:, -wanted.shape[1] :]
             softmax = _Predictions.of(wanted, targets)
             for name, mode in modes.items():
                 is_softmax = isinstance(mode, Teacher)
                 found = (
-                    softmax if is_softmax else _Predictions.of(_logits(model, given, mode), targets)
+                    softmax
+                    if is_softmax
+                    else _Predictions.of(_logits(model, given, mode, known), targets)
                 )
                 totals[name].add(found, softmax, targets)
     return {name: total.comparison() for name, total in totals.items()}
 
 
-def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor:
+def _softmax_logits(model: Any, given: Mapping[str, Tensor], known: KnownText) -> Tensor:
+    if "logits_to_keep" in given:
+        return teacher_logits(model, given)
+    return known.softmax(model, given).next_logits()
+
+
+def _logits(model: Any, given: Mapping[str, Tensor], mode: Mode, known: KnownText) -> Tensor:
     untrained = isinstance(mode, StreamingSoftmax)
     with without_adapters(model) if untrained else nullcontext(), use_mode(model, mode):
+        if type(mode) is Student and "logits_to_keep" not in given:
+            return known.student(model, given).next_logits()
         return next_logits(model, given)
 
 
@@ -214,6 +227,10 @@ class DistanceMeter(Mode):
     Args:
         weights: How many attention weights of a layer are compared, at most: there are as many as
             pairs of tokens. Sequences beyond have an ``error`` alone.
+
+    Attributes:
+        errors: Every layer's relative squared error in every call.
+        last: Those of the last call, by layer.
     """
 
     constant = False
@@ -221,17 +238,28 @@ class DistanceMeter(Mode):
     def __init__(self, weights: float = WEIGHTS) -> None:
         self.errors, self.divergences = list[float](), list[float]()
         self.left = defaultdict[int, float](lambda: weights)
+        self.last: dict[int, Tensor] = {}
 
     def attend(self, call: AttentionCall) -> Output:
         target, record = call.softmax(), call.record()
-        error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
-        self.errors.append(float(error))
+        self.last[call.layer] = output_error(
+            call.branch.read(evaluate(record)[0]), target, call.keep
+        )
+        self.errors.append(float(self.last[call.layer]))
         if has_window(record):
             b, t, h = record.shape
             self.left[call.layer] -= b * h * t * t
             if self.left[call.layer] >= 0:
                 self.divergences.append(float(divergence(record, call.keep)))
         return target
+
+    def asks(self, model: nn.Module, ids: Tensor) -> bool:
+        """Whether attention weights of these tokens ``[b t]`` would be compared."""
+        b, t = ids.shape
+        return any(
+            self.left[layer] >= b * branch.attention.heads * t * t
+            for layer, branch in branches(model).items()
+        )
 
     def distances(self) -> dict[str, float]:
         """Return ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖
@@ -270,12 +298,12 @@ class _Predictions(NamedTuple):
 
 def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of the same few tokens of ``[b t …]``, which stay in a processor's cache."""
-    size = -(-rows_at_once(tensors[0][0]) // CACHED)
+    size = -(-rows_at_once(tensors[0].shape[-1]) // CACHED)
     for sequences in zip(*tensors, strict=True):
         yield from zip(*(s.split(size) for s in sequences), strict=True)
 
 
-CACHED = 8
+CACHED = 4
 """Parts of the logits that are held at once, in which they are compared."""
 
 

@@ -20,6 +20,7 @@ from fastweights.linearize.evaluate.comparison import (
     compare_with_softmax,
 )
 from fastweights.linearize.evaluate.generation import generate_samples
+from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
     next_logits,
     positions_of,
@@ -46,6 +47,7 @@ def evaluate_conversion(
     trained: int,
     equal_state: Mapping[int, int],
     follow: Follow = unfollowed,
+    known: KnownText | None = None,
 ) -> tuple[dict[str, Any], dict[str, ModeComparison]]:
     """Judge a finished conversion beside its softmax.
 
@@ -57,6 +59,7 @@ def evaluate_conversion(
         trained: Tokens of a sequence in training.
         equal_state: How many tokens' keys and values each layer could keep in place of its state.
         follow: Told of all that is measured.
+        known: What is known of the validation text; None for nothing.
 
     Returns:
         What ``evaluation.json`` holds: a row for each mode; ``share`` with ``share_details``,
@@ -70,7 +73,8 @@ def evaluate_conversion(
     teacher = None if original is None else _logits_of(original)
     config, text = unwrap_adapters(model).config, validation.text
     batches = comparison_batches(validation, config)
-    found = compare_with_softmax(model, follow(batches, "comparing with softmax"), modes, teacher)
+    compared = follow(batches, "comparing with softmax")
+    found = compare_with_softmax(model, compared, modes, teacher, known)
     share, reach = share_of(found), positions_of(config)
     distances = distances_to(trained)
     left_out = {d: why for d in distances if (why := why_not(d, reach, len(text), trained))}
