@@ -51,6 +51,10 @@ from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import ReadOut, teacher_logits, unwrap_adapters
 from fastweights.training.loop.layout import Layout
 
+KEPT, ROOM = 32, 1 << 28
+"""Numbers that a step keeps for its backward pass, for each channel of a token in a block; and how
+many it may keep of whatever model."""
+
 
 class TrainStep(ConversionStep):
     """Train one stage of the recipe, in the folder of its name.
@@ -196,7 +200,19 @@ class AdaptStep(TrainStep):
             seed=config.fit.seed,
             known=student.run.known,
         )
-        return self.fit(student, stage, student.run.layout)
+        return self.fit(student, stage, self._layout(student))
+
+    def _layout(self, student: StudentModel) -> Layout:
+        """That of the run, which computes blocks again where all that a step keeps would be large,
+        and far larger than the weights."""
+        run, model = student.run, unwrap_adapters(student.model)
+        layout, sizes = run.layout, model.config.get_text_config()
+        sequences = self.config.fit.sequences_at_once(run.processes)
+        tokens = sequences * (self.config.length or run.conversion.data.length)
+        kept = KEPT * tokens * sizes.hidden_size * sizes.num_hidden_layers
+        if model.supports_gradient_checkpointing and kept > max(ROOM, 2 * model.num_parameters()):
+            return replace(layout, recompute=True)
+        return layout
 
     def _source(self, student: StudentModel) -> LogitSource | None:
         """The teacher; None for the model itself."""
