@@ -273,10 +273,10 @@ def measure_layers(student: StudentModel) -> Mapping[str, Any]:
     meter = DistanceMeter(math.inf if student.run.conversion.recipe.compares_weights else WEIGHTS)
     original = student.changed_original()
 
-    def softmax(inputs: Mapping[str, Tensor]) -> Tensor:
+    def softmax(inputs: Mapping[str, Tensor]) -> ReadOut:
         if original is not None:
-            return known.student(original(), inputs).next_logits()
-        return _read_and_measure(model, inputs, meter, known).next_logits()
+            return known.student(original(), inputs)
+        return _read_and_measure(model, inputs, meter, known)
 
     batches = comparison_batches(student.text.validation, unwrap_adapters(model).config)
     compared = student.run.follow(batches, "comparing with softmax")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from fastweights.linearize.evaluate.comparison import (
 from fastweights.linearize.evaluate.generation import generate_samples
 from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
-    next_logits,
     positions_of,
+    read_out,
     sequences_at_once,
     unwrap_adapters,
 )
@@ -70,7 +71,7 @@ def evaluate_conversion(
     modes = ablations(model)
     if original is None:  # whose attentions have their own weights still
         modes[EQUAL_STATE] = StreamingSoftmax(equal_state)
-    teacher = None if original is None else _logits_of(original)
+    teacher = None if original is None else torch.no_grad()(partial(read_out, original))
     config, text = unwrap_adapters(model).config, validation.text
     batches = comparison_batches(validation, config)
     compared = follow(batches, "comparing with softmax")
@@ -121,10 +122,6 @@ def comparison_batches(validation: Stream, config: PretrainedConfig) -> Sequenti
     """Return the validation text in batches whose logits have room in memory."""
     vocabulary = config.get_text_config().vocab_size
     return validation.sequential_batches(sequences_at_once(validation.length, vocabulary))
-
-
-def _logits_of(original: PreTrainedModel) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    return torch.no_grad()(lambda inputs: next_logits(original, inputs))
 
 
 def _prompts(text: TokenText, reach: int | None) -> Tensor:

@@ -50,13 +50,14 @@ class ReadOut:
 
 
 def read_out(model: nn.Module, inputs: Mapping[str, Tensor]) -> ReadOut:
-    """Compute what the logits of all tokens are made of."""
+    """Compute what the logits of all tokens are made of, or of those in ``logits_to_keep``."""
     inside: Any = unwrap_adapters(model)
     if isinstance(model, FSDPModule) or not has_final_states(inside):
         logits = upcast(model(**inputs, use_cache=False).logits)
         return ReadOut(logits, logits.shape[-1], lambda rows: rows)
-    states = inside.base_model(**inputs, use_cache=False).last_hidden_state
-    return of_states(inside, states)
+    given = {name: x for name, x in inputs.items() if name != "logits_to_keep"}
+    states = inside.base_model(**given, use_cache=False).last_hidden_state
+    return of_states(inside, states[:, inputs.get("logits_to_keep", slice(None))])
 
 
 def of_states(model: PreTrainedModel, states: Tensor) -> ReadOut:
