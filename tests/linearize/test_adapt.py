@@ -21,6 +21,7 @@ from fastweights.linearize.evaluate.comparison import (
 from fastweights.linearize.evaluate.logits import (
     kl,
     next_logits,
+    read_out,
     teacher_logits,
     token_cross_entropy,
     unwrap_adapters,
@@ -139,7 +140,7 @@ def test_a_judgement_has_every_token_once():
         b["labels"][:, 1:].numel() for b in batches if b["labels"].shape[1] == 16
     )
     exact = compare_with_softmax(
-        model, batches, {"whole": Student()}, teacher=lambda inputs: next_logits(model, inputs)
+        model, batches, {"whole": Student()}, teacher=lambda inputs: read_out(model, inputs)
     )
     assert exact["whole"].kl == pytest.approx(0, abs=1e-12)
 
@@ -173,7 +174,7 @@ def test_losses_of_many_rows_are_computed_in_slices(count, monkeypatch) -> None:
     targets = torch.randint(11, (count,), generator=generator)
 
     def found(rows: int) -> list[torch.Tensor]:
-        monkeypatch.setattr(logits_module, "rows_at_once", lambda logits: rows)
+        monkeypatch.setattr(logits_module, "rows_at_once", lambda vocabulary: rows)
         leaf = student.clone().requires_grad_()
         losses = kl(teacher, leaf), token_cross_entropy(leaf, targets)
         return [*losses, *(torch.autograd.grad(loss, leaf)[0] for loss in losses)]

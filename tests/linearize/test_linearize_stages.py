@@ -14,7 +14,7 @@ from conversions import SHORT, conversion, shorten, write_source
 from fastweights.cli import main
 from fastweights.errors import CheckpointError, DataError
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.linearize.distill import steps
+from fastweights.linearize.distill import steps, training
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.fit import TRAINED
@@ -31,6 +31,7 @@ from fastweights.linearize.distill.trained import Adapters, AllButMLPs, AllWeigh
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.train import AdamW, Every
 from fastweights.training.language.adapters import LoRA
+from fastweights.training.loop import layout as layouts
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import leave_processes
 from fastweights.training.loop.report import Reporter
@@ -92,6 +93,28 @@ def results(out: Path) -> dict[str, bytes]:
         for path in paths
         if path.name not in ("plan.json", "results.json") and "checkpoints" not in path.parts
     }
+
+
+def test_blocks_are_computed_again_where_a_step_keeps_much(source, tmp_path, monkeypatch):
+    whole = conversion(source, recipe=several())
+    assert run_conversion(whole, tmp_path / "once", until="finetune")
+    monkeypatch.setattr(training, "ROOM", 0)
+    monkeypatch.setattr(training, "KEPT", 1 << 20)
+    monkeypatch.setattr(layouts, "_recompute_blocks", recompute := Recompute())
+    assert run_conversion(whole, tmp_path / "again", until="finetune")
+    assert len(recompute.models) == 2
+    assert results(tmp_path / "again") == results(tmp_path / "once")
+
+
+class Recompute:
+    """Lets models compute their blocks again, and notes which."""
+
+    def __init__(self) -> None:
+        self.models, self.enable = list[object](), layouts._recompute_blocks
+
+    def __call__(self, model: object) -> None:
+        self.models.append(model)
+        self.enable(model)
 
 
 FEW = ("mohawk", "window-dropout")

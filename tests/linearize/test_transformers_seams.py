@@ -90,6 +90,13 @@ def _skip_blocks() -> None:
     assert isinstance(out, torch.Tensor)
 
 
+def _final_states() -> None:
+    model, ids = teacher(), torch.arange(6)[None]
+    assert seams.has_final_states(model)
+    states = model.base_model(input_ids=ids).last_hidden_state
+    assert torch.equal(seams.logits_of_states(model, states), model(input_ids=ids).logits)
+
+
 def _execution_device() -> None:
     hooks = pytest.importorskip("accelerate.hooks")
     has(hooks.AlignDevicesHook(execution_device="cpu"), "execution_device")
@@ -181,6 +188,8 @@ SEAMS: dict[str, Callable[[], object]] = {
     "position_ids_among": _position_ids_among,
     "execution_device": _execution_device,
     "skip_blocks": _skip_blocks,
+    "has_final_states": _final_states,
+    "logits_of_states": _final_states,
     "caches_among": lambda: has(seams.caches_among((), {"any": DynamicCache()})[0], "layers"),
     "cache_layer_names": lambda: has(teacher().config, "get_text_config"),
     "cache_layer": _cache_layer,

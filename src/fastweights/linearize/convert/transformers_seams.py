@@ -14,7 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
+from dataclasses import dataclass
+from inspect import getsource, signature
 from math import inf
 from typing import Any
 
@@ -33,6 +34,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.configuration_auto import (
     CONFIG_MAPPING,
     CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
@@ -272,21 +274,55 @@ def skip_blocks(blocks: Iterable[Any]) -> Iterator[None]:
     Relies on a block taking the hidden states first and returning them alone, as a tensor; replaces
     ``forward`` on the instances, where accelerate may have put one of its own.
     """
-    blocks = list(blocks)
-    before = [block.__dict__.get("forward") for block in blocks]
-    for block in blocks:
-        block.forward = _identity
+    with _other_forward(blocks, lambda hidden, *_, **__: hidden):
+        yield
+
+
+@contextmanager
+def _other_forward(modules: Iterable[Any], forward: Callable[..., Any]) -> Iterator[None]:
+    modules = list(modules)
+    before = [module.__dict__.get("forward") for module in modules]
+    for module in modules:
+        module.forward = forward
     try:
         yield
     finally:
-        for block, old in zip(blocks, before, strict=True):
-            del block.forward
+        for module, old in zip(modules, before, strict=True):
+            del module.forward
             if old is not None:
-                block.forward = old
+                module.forward = old
 
 
-def _identity(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    return hidden
+# final states -------------------------------------------------------------------------------------
+
+
+def has_final_states(model: PreTrainedModel) -> bool:
+    """Whether `logits_of_states` can compute the logits of `model`.
+
+    Relies on a family's ``forward`` calling its ``base_model`` by the name in
+    ``base_model_prefix``; OPT's calls a part of it.
+    """
+    return f"self.{model.base_model_prefix}(" in getsource(type(model).forward)
+
+
+def logits_of_states(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """Compute the logits of final hidden states ``[b t d]``, which ``base_model`` returned.
+
+    Relies on the ``forward`` of a model with a head computing logits from the
+    ``last_hidden_state`` of its ``base_model`` alone: scaled or capped, as its family has it.
+    """
+    given = _GivenStates(last_hidden_state=states)  # pyright: ignore[reportArgumentType]
+    ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    with _other_forward([model.base_model], lambda *_, **__: given):
+        return model(input_ids=ids, use_cache=False).logits
+
+
+@dataclass
+class _GivenStates(BaseModelOutputWithPast):
+    """Final hidden states, and None for all else that a family's base returns."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 # the cache ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -20,10 +21,11 @@ from fastweights.linearize.convert.attention_layers import CannotLinearize
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.linearize.distill.losses import require_factors
 from fastweights.linearize.evaluate.logits import (
-    kl,
-    next_logits,
-    teacher_logits,
-    token_cross_entropy,
+    ReadOut,
+    mean_over_rows,
+    read_out,
+    read_teacher,
+    total_kl,
 )
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.ranges import POSITIVE_INTEGER
@@ -61,17 +63,22 @@ class TeacherSource:
             POSITIVE_INTEGER.require(top_k=self.top_k)
 
 
+Divergence = Callable[..., Tensor]
+"""Of logits and what is known of a teacher."""
+
+
 class LogitSource(ABC):
     """A teacher that is asked for the distribution of the next token."""
 
     @abstractmethod
-    def divergence(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], learnt: Mask, first: int
-    ) -> Tensor:
-        """Compute the mean KL(teacher ‖ student) over the tokens that are learnt, in nats.
+    def rows(
+        self, inputs: Mapping[str, Tensor], learnt: Mask, first: int
+    ) -> tuple[tuple[Tensor, ...], Divergence]:
+        """Return what is known of the n tokens that are learnt, tensors ``[n …]``, and what makes
+        of logits ``[m vocabulary]`` of the student and m rows of them Σ KL(teacher ‖ student), in
+        nats.
 
         Args:
-            logits: The student's ``[n vocabulary]`` after the tokens before those.
             inputs: The batch, without labels.
             learnt: ``[b t-1]``, True at those n tokens.
             first: Number of the batch's first sequence in the stage's text.
@@ -86,17 +93,23 @@ class ModelLogits(LogitSource):
     both have are compared.
 
     Attributes:
-        logits: Returns ``[b t-1 vocabulary]`` for a model's inputs, without gradients.
+        read: Reads a model's inputs, without gradients.
     """
 
-    logits: Callable[[Mapping[str, Tensor]], Tensor]
+    read: Callable[[Mapping[str, Tensor]], ReadOut]
 
-    def divergence(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], learnt: Mask, first: int
-    ) -> Tensor:
-        teacher = self.logits(inputs)[learnt]
-        shared = min(teacher.shape[-1], logits.shape[-1])
-        return kl(teacher[:, :shared], logits[:, :shared])
+    def rows(
+        self, inputs: Mapping[str, Tensor], learnt: Mask, first: int
+    ) -> tuple[tuple[Tensor, ...], Divergence]:
+        read = self.read(inputs)
+
+        def divergence(logits: Tensor, states: Tensor) -> Tensor:
+            with torch.no_grad():
+                teacher = read.logits(states)
+            shared = min(teacher.shape[-1], logits.shape[-1])
+            return total_kl(teacher[:, :shared], logits[:, :shared])
+
+        return (read.states[:, :-1][learnt],), divergence
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,7 @@ class TokenLoss:
         inputs: Mapping[str, Tensor],
         source: LogitSource | None = None,
         first: int = 0,
+        read: Callable[[Any, Mapping[str, Tensor]], ReadOut] = read_out,
     ) -> Tensor:
         """Compute the loss of a batch with ``labels``, a scalar.
 
@@ -142,18 +156,27 @@ class TokenLoss:
             inputs: The batch.
             source: The teacher; None for the model itself.
             first: Number of the batch's first sequence in the stage's text.
+            read: Reads a batch with the student.
         """
-        labels = inputs["labels"]
+        targets = inputs["labels"][:, 1:]
         given = {name: x for name, x in inputs.items() if name != "labels"}
-        learnt = labels[:, 1:] != IGNORE_INDEX
-        logits = next_logits(model, given)[learnt]
-        parts = []
-        if self.ce:
-            parts.append(self.ce * token_cross_entropy(logits, labels[:, 1:][learnt]))
+        learnt = targets != IGNORE_INDEX
+        known, divergence = tuple[Tensor, ...](), None
         if self.kl:
-            teacher = ModelLogits(partial(teacher_logits, model)) if source is None else source
-            parts.append(self.kl * teacher.divergence(logits, given, learnt, first))
-        return torch.stack(parts).sum()
+            teacher = ModelLogits(partial(read_teacher, model)) if source is None else source
+            known, divergence = teacher.rows(given, learnt, first)
+        student = read(model, given)
+
+        def total(states: Tensor, targets: Tensor, *known: Tensor) -> Tensor:
+            logits, parts = student.logits(states), list[Tensor]()
+            if self.ce:
+                parts.append(self.ce * F.cross_entropy(logits, targets, reduction="sum"))
+            if divergence is not None:
+                parts.append(self.kl * divergence(logits, *known))
+            return torch.stack(parts).sum()
+
+        rows = student.states[:, :-1][learnt], targets[learnt], *known
+        return mean_over_rows(total, student.vocabulary, *rows)
 
 
 def prepare_adaptation(

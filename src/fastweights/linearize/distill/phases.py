@@ -13,23 +13,33 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan
-from fastweights.linearize.distill.recipe import AdaptationConfig, LinearizationRecipe, StageConfig
+from fastweights.linearize.distill.recipe import (
+    AdaptationConfig,
+    LinearizationRecipe,
+    StageConfig,
+    TransferConfig,
+)
 from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
+from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.logits import positions_of
-from fastweights.linearize.evaluate.recall import PASSAGE, distances_to, why_not
+from fastweights.linearize.evaluate.recall import PASSAGE, SEQUENCES, distances_to, why_not
 
 TIMED_LAYERS = 2
 """Of the model that is timed, whose weights are drawn."""
-LINEAR, PLACING, DIVIDING = 1.2, 0.4, 1.4
-"""A layer's forward with linear attention, and what placing landmarks and measuring windows add to
-reading their texts, as multiples of the softmax layer's forward."""
-TRANSFER, ADAPTATION = 2.5, 4.0
-"""A token of a step, as multiples of the model's forward, without a teacher's."""
-COMPARING = 2.0
+LINEAR, MEASURED, PLACING, DIVIDING = 1.25, 1.35, 0.4, 0.7
+"""A layer's forward with linear attention, one of softmax whose distance from it is measured, and
+what placing landmarks and measuring windows add to reading their texts, as multiples of the softmax
+layer's forward."""
+TRANSFER, ADAPTATION = 2.3, 3.2
+"""A token of a step: as a multiple of the layers' forward, and of the model's without a teacher's.
+"""
+COMPARING = 1.0
 """A token's logits compared with softmax's, as a multiple of the product that gives them."""
-SAMPLED, EVALUATED, RECALLED = 256, 5, 4
-"""Tokens that are generated at the end, at the price of so many read at once; and the modes of the
-model that the end is compared in, and recall."""
+TESTED, ABLATED, RECALLED = 4.5, 3, 5.5
+"""What a sequence is read for the test of a conversion; modes of the model beside the two that are
+known at the end; and what recall reads of each of its tokens."""
+SAMPLED, PAGE = 9000, 5.0
+"""What samples and their timing take, as tokens that are read at once, and seconds for pictures."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ def plan_run(
     return (
         PhasePlan("start", 0, start),  # what importing took this process, and takes the run
         *phases.placing(planned),
-        phases.measuring("convert"),
+        phases.conversion(),
         *(
             phase
             for pair in zip(recipe.stages, planned.stages, strict=True)
@@ -123,23 +133,34 @@ class _Phases:
             yield PhasePlan("windows", LONG_TOKENS, seconds)
 
     @property
-    def _student(self) -> float:
-        return LINEAR * self.speed.layers + (1 + COMPARING) * self.speed.logits
+    def _compared(self) -> float:
+        """Logits of a token, and their comparison with softmax's."""
+        return (1 + COMPARING) * self.speed.logits
+
+    def conversion(self) -> PhasePlan:
+        """The test, and softmax with the layers' distances beside it and the model."""
+        layers = TESTED * self.length + (MEASURED + LINEAR) * self.validation
+        seconds = layers * self.speed.layers + 2 * self.validation * self._compared
+        return PhasePlan("convert", 2 * self.validation + self.length, seconds)
 
     def measuring(self, name: str) -> PhasePlan:
-        """Softmax with the layers' distances beside it, and the model."""
-        teacher = LINEAR * self.speed.layers + self.speed.logits
-        return PhasePlan(name, 2 * self.validation, self.validation * (teacher + self._student))
+        """The model beside softmax, which is known."""
+        seconds = self.validation * (LINEAR * self.speed.layers + 2 * self._compared)
+        return PhasePlan(name, self.validation, seconds)
 
     def stage(self, config: StageConfig, planned: StagePlan) -> Iterator[PhasePlan]:
-        """Its steps, between two validations or more, and what is measured then."""
+        """Its steps, its validations, of which the one before it is known unless it is of other
+        sequences or another loss, and what is measured then."""
         if isinstance(config, AdaptationConfig):
-            factor = ADAPTATION + (1 if config.loss.kl else 0)
+            step = (ADAPTATION + (1 if config.loss.kl else 0)) * self.speed.forward
             validated = LINEAR * self.speed.layers + self.speed.logits
+            known = config.length is None and not config.softmax
         else:
-            factor, validated = TRANSFER, LINEAR * self.speed.layers
-        times = 1 + -(-config.fit.steps // config.fit.every.evaluation)
-        seconds = planned.tokens * factor * self.speed.forward + times * self.validation * validated
+            step, validated = TRANSFER * self.speed.layers, MEASURED * self.speed.layers
+            first = isinstance(config, TransferConfig) and config.loss == TransferLoss()
+            known = first and config.length is None
+        times = -(-config.fit.steps // config.fit.every.evaluation) + (0 if known else 1)
+        seconds = planned.tokens * step + times * self.validation * validated
         yield PhasePlan(planned.name, planned.tokens + times * self.validation, seconds)
         if config.by_layer:
             yield self.measuring(f"{planned.name}, measured")
@@ -151,9 +172,11 @@ class _Phases:
             for distance in distances_to(self.length)
             if not why_not(distance, self.reach, self.validation, self.length)
         ]
-        share = self.validation // max(len(distances), 1)
-        recall = sum(max(share, distance + PASSAGE) for distance in distances)
-        compared = EVALUATED * self.validation * self._student
-        read = (RECALLED * recall + SAMPLED * 8) * LINEAR * self.speed.layers
-        tokens = EVALUATED * self.validation + RECALLED * recall
-        return PhasePlan("eval, report, export", tokens, compared + read)
+        share = self.validation // len(distances_to(self.length))
+        takes = [distance + PASSAGE for distance in distances]
+        recall = sum(max(one, min(share, SEQUENCES * one)) for one in takes)
+        layers = ABLATED * MEASURED * self.validation + RECALLED * recall + SAMPLED
+        compared = (2 + ABLATED) * self.validation * self._compared
+        tokens = (2 + ABLATED) * self.validation + recall
+        seconds = layers * self.speed.layers + compared + PAGE
+        return PhasePlan("eval, report, export", tokens, seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from fastweights.errors import DataError
 from fastweights.linearize.distill.conversion import Conversion
 from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.evaluate.known import KnownText
 from fastweights.training.data.corpus import Corpus
 from fastweights.training.data.documents import Batches, Stream
 from fastweights.training.data.folder import TextFolder
@@ -41,6 +42,7 @@ class ConversionRun:
         reporter: Receives progress events.
         stop: Returns True when the run should end after the current step.
         layout: How the model lies in the memory of the processes while it is trained.
+        known: What is known of the text that is held out.
     """
 
     conversion: Conversion
@@ -49,6 +51,7 @@ class ConversionRun:
     reporter: Reporter = Reporter()
     stop: Callable[[], bool] = lambda: False
     layout: Layout = Layout()
+    known: KnownText = field(default_factory=KnownText)
 
     @property
     def device(self) -> torch.device:

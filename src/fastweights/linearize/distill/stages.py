@@ -30,6 +30,9 @@ from fastweights.linearize.distill.transfer import (
     is_drawn,
     only_branches,
 )
+from fastweights.linearize.evaluate.evaluation import comparison_batches
+from fastweights.linearize.evaluate.known import KnownText
+from fastweights.linearize.evaluate.logits import read_out, unwrap_adapters
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.training.data.documents import Batches, Stream, count_learnt, to_device
@@ -45,13 +48,10 @@ class TextStage(PartialStage):
     Attributes:
         train: Batches to train on.
         validation: The text to validate on; None for a stage that asks for no text.
-        together: Sequences that are validated at once.
     """
 
-    def __init__(
-        self, model: Any, train: Batches, validation: Stream | None, together: int = 4
-    ) -> None:
-        self.model, self.train, self.validation, self.together = model, train, validation, together
+    def __init__(self, model: Any, train: Batches, validation: Stream | None) -> None:
+        self.model, self.train, self.validation = model, train, validation
         self.tokens_per_sequence = train.length
 
     def summary(self) -> Counts:
@@ -63,7 +63,9 @@ class TextStage(PartialStage):
 
     def validation_batches(self) -> Collection[Mapping[str, Tensor]]:
         """The text to validate on, in batches."""
-        return [] if self.validation is None else self.validation.sequential_batches(self.together)
+        if self.validation is None:
+            return []
+        return comparison_batches(self.validation, unwrap_adapters(self.model).config)
 
     def on_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return to_device(inputs, self.model.device)
@@ -142,9 +144,11 @@ class TransferStage(LayerStage):
         loss: TransferLoss = TransferLoss(),
         dropout: float = 0.0,
         seed: int = 0,
+        known: KnownText | None = None,
     ) -> None:
         super().__init__(only_branches(model), train, validation)
         self.loss, self.dropout, self.dropout_seed = loss, dropout, seed
+        self.known = known or KnownText(0)
 
     def layers(self) -> Mapping[int, nn.Module]:
         return branches(self.model)
@@ -160,8 +164,13 @@ class TransferStage(LayerStage):
         attend_all(self.model, self.without_labels(self.train.batch(first, count)), mode)
 
     def losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
+        inputs, layers = self.without_labels(batch), self.layers()
+        known = self.known.distances(self.loss, layers, inputs)
+        if known is not None:
+            return known
         mode = LossOnly(self.loss)
-        attend_all(self.model, self.without_labels(batch), mode)
+        attend_all(self.model, inputs, mode)
+        self.known.keep_distances(self.loss, layers, inputs, mode.losses)
         return mode.losses
 
 
@@ -271,6 +280,7 @@ class AdaptStage(TextStage):
         softmax: The numbers of the converted layers that are softmax in this stage.
         dropout: The probability with which a layer is trained without its window.
         seed: Seed of `dropout`.
+        known: What is known of the text to validate on; None for nothing.
     """
 
     def __init__(
@@ -284,8 +294,10 @@ class AdaptStage(TextStage):
         softmax: Collection[int] = (),
         dropout: float = 0.0,
         seed: int = 0,
+        known: KnownText | None = None,
     ) -> None:
         super().__init__(model, train, validation)
+        self.known = known or KnownText(0)
         self.loss, self.source, self.softmax = loss, source, softmax
         self.dropout, self.dropout_seed = dropout, seed
 
@@ -304,11 +316,13 @@ class AdaptStage(TextStage):
         return PartlyLinear(self.softmax, dropout, seed) if self.softmax or dropout else Student()
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
-        total, tokens = 0.0, 0
-        with evaluation_mode(self.model), use_mode(self.model, self._mode()):
+        total, tokens, mode = 0.0, 0, self._mode()
+        read = self.known.student if type(mode) is Student else read_out
+        with evaluation_mode(self.model), use_mode(self.model, mode):
             for batch, counts in processes.share(self.validation_batches()):
                 learnt = counts * count_learnt(batch["labels"])
-                total += learnt * float(TokenLoss()(self.model, self.on_device(batch)))
+                loss = TokenLoss()(self.model, self.on_device(batch), read=read)
+                total += learnt * float(loss)
                 tokens += learnt
         found = processes.total({"loss": total, "tokens": tokens})
         return {"val_loss": found["loss"] / max(found["tokens"], 1)}

@@ -128,6 +128,7 @@ class EvaluateStep(ConversionStep):
             run.conversion.data.length,
             {cache.layer: _equal_tokens(cache) for cache in run.plan.caches if cache.state},
             run.follow,
+            run.known,
         )
         run.out.joinpath("positions").mkdir(exist_ok=True)
         for name, compared in found.items():

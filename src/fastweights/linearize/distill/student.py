@@ -26,7 +26,12 @@ from fastweights.linearize.distill.fit import (
 from fastweights.linearize.distill.recipe import StageConfig
 from fastweights.linearize.distill.run import ConversionRun, ConversionText, logit_count
 from fastweights.linearize.distill.teachers import require_same_tokens
-from fastweights.linearize.evaluate.logits import next_logits, positions_of, unwrap_adapters
+from fastweights.linearize.evaluate.logits import (
+    ReadOut,
+    positions_of,
+    read_out,
+    unwrap_adapters,
+)
 from fastweights.training.loop.checkpoint import no_progress_bars
 from fastweights.training.loop.seeds import own_randomness
 
@@ -172,10 +177,10 @@ class ModelLoader:
 
         return cache(load)
 
-    def logits_of(self, source: str | None = None) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        """Return what computes the logits of such a model."""
+    def reader_of(self, source: str | None = None) -> Callable[[Mapping[str, Tensor]], ReadOut]:
+        """Return what reads inputs with such a model."""
         teacher = self.teacher(source)
-        return torch.no_grad()(lambda inputs: next_logits(teacher(), inputs))
+        return torch.no_grad()(lambda inputs: read_out(teacher(), inputs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,11 +241,6 @@ class StudentModel:
         """Whether layers are softmax that have no positions any more."""
         hides = self.run.conversion.recipe.analog.positions == "linear"
         return hides and bool(softmax_attentions(unwrap_adapters(self.model)))
-
-    def original_logits(self) -> Callable[[Mapping[str, Tensor]], Tensor] | None:
-        """Return what computes the softmax model's logits, loaded a second time where the model's
-        weights have changed; None where the model itself still has them."""
-        return None if self.has_own_teacher else self.loader.logits_of()
 
     def changed_original(self) -> Callable[[], Any] | None:
         """Return what gives the softmax model as it was, where the weights of the model's own

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastweights.errors import DataError
-from fastweights.linearize.distill.adapt import LogitSource
+from fastweights.linearize.distill.adapt import Divergence, LogitSource
 from fastweights.shapes import Mask
 from fastweights.training.data.documents import Batches, Data, to_device
 from fastweights.training.loop.files import atomic_file, remove_partials
@@ -165,22 +165,22 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top.indices.int(), both.float()
 
 
-def divergence_of_largest(tokens: Tensor, log_shares: Tensor, logits: Tensor) -> Tensor:
-    """Compute the mean KL(teacher ‖ student) over n of what `largest` keeps, in nats.
+def divergence_of_largest(logits: Tensor, tokens: Tensor, log_shares: Tensor) -> Tensor:
+    """Compute the sum of KL(teacher ‖ student) over n of what `largest` keeps, in nats.
 
     Both have k + 1 classes: the k tokens, and all others as one. That is at most the divergence of
     all tokens, and equal to it where student and teacher share the rest out alike.
 
     Args:
+        logits: The student's ``[n vocabulary]``.
         tokens: ``[n k]``.
         log_shares: ``[n k+1]``.
-        logits: The student's ``[n vocabulary]``.
     """
     student, tokens = logits.log_softmax(-1), tokens.long()
     own = torch.cat([student.gather(-1, tokens), _rest(student, tokens)], -1)
     shares = log_shares.exp()
     terms = torch.where(shares > 0, shares * (log_shares - own), 0)
-    return terms.sum(-1).sum() / max(len(terms), 1)
+    return terms.sum(-1).sum()
 
 
 def _rest(log_shares: Tensor, tokens: Tensor) -> Tensor:
@@ -198,14 +198,14 @@ class TopLogits(LogitSource):
 
     out: Path
 
-    def divergence(
-        self, logits: Tensor, inputs: Mapping[str, Tensor], learnt: Mask, first: int
-    ) -> Tensor:
+    def rows(
+        self, inputs: Mapping[str, Tensor], learnt: Mask, first: int
+    ) -> tuple[tuple[Tensor, ...], Divergence]:
         rows = [self._row(first + row) for row in range(len(learnt))]
         tokens, log_shares = (
-            torch.stack(part).to(logits.device)[learnt] for part in zip(*rows, strict=True)
+            torch.stack(part).to(learnt.device)[learnt] for part in zip(*rows, strict=True)
         )
-        return divergence_of_largest(tokens, log_shares, logits)
+        return (tokens, log_shares), divergence_of_largest
 
     def _row(self, sequence: int) -> tuple[Tensor, Tensor]:
         file, place = self._open(sequence // SEQUENCES), sequence % SEQUENCES

@@ -10,6 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.modes import Student
 from fastweights.linearize.distill.adapt import LogitSource, ModelLogits
 from fastweights.linearize.distill.blocks import transfer_blockwise
@@ -36,6 +39,7 @@ from fastweights.linearize.distill.teachers import (
     open_store,
     store_logits,
 )
+from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.comparison import (
     LINEAR,
     WEIGHTS,
@@ -43,8 +47,13 @@ from fastweights.linearize.evaluate.comparison import (
     compare_with_softmax,
 )
 from fastweights.linearize.evaluate.evaluation import comparison_batches
-from fastweights.linearize.evaluate.logits import teacher_logits, unwrap_adapters
+from fastweights.linearize.evaluate.known import KnownText
+from fastweights.linearize.evaluate.logits import ReadOut, teacher_logits, unwrap_adapters
 from fastweights.training.loop.layout import Layout
+
+KEPT, ROOM = 32, 1 << 28
+"""Numbers that a step keeps for its backward pass, for each channel of a token in a block; and how
+many it may keep of whatever model."""
 
 
 class TrainStep(ConversionStep):
@@ -139,7 +148,7 @@ class TransferStep(LayerStep):
             return student if is_complete else None
         validation = student.text.validation_of(config.length)
         stage = TransferStage(
-            student.model, text, validation, config.loss, config.dropout, config.fit.seed
+            student.model, text, validation, config.loss, config.dropout, config.fit.seed, run.known
         )
         return self.fit(student, stage, _without_recomputing(run.layout))
 
@@ -189,8 +198,21 @@ class AdaptStep(TrainStep):
             softmax=softmax_layers(layers, config.softmax),
             dropout=config.dropout,
             seed=config.fit.seed,
+            known=student.run.known,
         )
-        return self.fit(student, stage, student.run.layout)
+        return self.fit(student, stage, self._layout(student))
+
+    def _layout(self, student: StudentModel) -> Layout:
+        """That of the run, which computes blocks again where all that a step keeps would be large,
+        and far larger than the weights."""
+        run, model = student.run, unwrap_adapters(student.model)
+        layout, sizes = run.layout, model.config.get_text_config()
+        sequences = self.config.fit.sequences_at_once(run.processes)
+        tokens = sequences * (self.config.length or run.conversion.data.length)
+        kept = KEPT * tokens * sizes.hidden_size * sizes.num_hidden_layers
+        if model.supports_gradient_checkpointing and kept > max(ROOM, 2 * model.num_parameters()):
+            return replace(layout, recompute=True)
+        return layout
 
     def _source(self, student: StudentModel) -> LogitSource | None:
         """The teacher; None for the model itself."""
@@ -199,7 +221,7 @@ class AdaptStep(TrainStep):
             return TopLogits(self.logits_folder(student.run))
         if teacher.model is None and self.teaches_itself(student):
             return None
-        return ModelLogits(student.loader.logits_of(teacher.model))
+        return ModelLogits(student.loader.reader_of(teacher.model))
 
     def _store(self, student: StudentModel) -> bool:
         """Store the teacher's logits, if they are asked for; whether that is complete."""
@@ -217,9 +239,9 @@ class AdaptStep(TrainStep):
         """What computes the teacher's logits, as many as the model has."""
         if self.config.loss.teacher.model is None and student.has_own_teacher:
             return partial(teacher_logits, student.model)
-        logits = student.loader.logits_of(self.config.loss.teacher.model)
+        read = student.loader.reader_of(self.config.loss.teacher.model)
         rows = logit_count(student.run.conversion.model)
-        return lambda inputs: logits(inputs)[..., :rows]
+        return lambda inputs: read(inputs).next_logits()[..., :rows]
 
     def logits_folder(self, run: ConversionRun) -> Path:
         """The folder of the teacher's stored logits."""
@@ -247,10 +269,30 @@ def step_of(config: StageConfig) -> TrainStep:
 def measure_layers(student: StudentModel) -> Mapping[str, Any]:
     """Measure the model before it adapts as a whole: how well it predicts, and how far its layers
     are from their softmax, as long as that is the original one's."""
-    model, run = student.model, student.run
-    meter = DistanceMeter(math.inf if run.conversion.recipe.compares_weights else WEIGHTS)
-    teacher = student.original_logits() or partial(teacher_logits, model, mode=meter)
+    model, known = student.model, student.run.known
+    meter = DistanceMeter(math.inf if student.run.conversion.recipe.compares_weights else WEIGHTS)
+    original = student.changed_original()
+
+    def softmax(inputs: Mapping[str, Tensor]) -> ReadOut:
+        if original is not None:
+            return known.student(original(), inputs)
+        return _read_and_measure(model, inputs, meter, known)
+
     batches = comparison_batches(student.text.validation, unwrap_adapters(model).config)
-    compared = run.follow(batches, "comparing with softmax")
-    found = compare_with_softmax(model, compared, {LINEAR: Student()}, teacher)
+    compared = student.run.follow(batches, "comparing with softmax")
+    found = compare_with_softmax(model, compared, {LINEAR: Student()}, softmax, known)
     return {LINEAR: found[LINEAR].row(), **meter.distances()}
+
+
+def _read_and_measure(
+    model: Any, inputs: Mapping[str, Tensor], meter: DistanceMeter, known: KnownText
+) -> ReadOut:
+    """Read as softmax does, with the layers' distances beside it, as far as they are not known."""
+    kind, layers = TransferLoss(), branches(model)
+    there = known.distances(kind, layers, inputs)
+    if there is not None and not meter.asks(model, inputs["input_ids"]):
+        meter.errors.extend(map(float, there.values()))
+        return known.softmax(model, inputs)
+    read = known.softmax(model, inputs, meter)
+    known.keep_distances(kind, layers, inputs, meter.last)
+    return read

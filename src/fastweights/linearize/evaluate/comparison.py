@@ -29,8 +29,11 @@ from fastweights.linearize.convert.modes import (
     without_log_scale,
 )
 from fastweights.linearize.evaluate.distances import divergence, output_error
+from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
+    ReadOut,
     next_logits,
+    read_out,
     rows_at_once,
     teacher_logits,
     without_adapters,
@@ -106,7 +109,8 @@ def compare_with_softmax(
     model: Any,
     batches: Iterable[Mapping[str, Tensor]],
     modes: Mapping[str, Mode],
-    teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+    teacher: Callable[[Mapping[str, Tensor]], ReadOut] | None = None,
+    known: KnownText | None = None,
 ) -> dict[str, ModeComparison]:
     """Compare modes of a linearized model with its softmax, token by token.
 
@@ -116,32 +120,50 @@ def compare_with_softmax(
             predicted, or those after the places in ``logits_to_keep`` but the last. A shorter last
             batch counts for KL and agreement alone.
         modes: The modes by name, as `ablations` returns them.
-        teacher: Returns softmax's logits ``[b t-1 vocabulary]`` for a model's inputs, which are
-            written over; None for the model itself, by `teacher_logits`.
+        teacher: Reads a model's inputs as softmax does; None for the model itself, without its
+            adapters.
+        known: What is known of the text, and is not computed again; None for nothing.
 
     Raises:
         ValueError: If there are no batches.
     """
-    totals = {name: _Totals() for name in modes}
+    totals, known = {name: _Totals() for name in modes}, known or KnownText(0)
     with evaluation_mode(model):
         for batch in batches:
             given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
-            wanted = teacher_logits(model, given) if teacher is None else teacher(given)
-            targets = given["input_ids"][:, -wanted.shape[1] :]
-            softmax = _Predictions.of(wanted, targets)
-            for name, mode in modes.items():
-                is_softmax = isinstance(mode, Teacher)
-                found = (
-                    softmax if is_softmax else _Predictions.of(_logits(model, given, mode), targets)
-                )
-                totals[name].add(found, softmax, targets)
+            softmax = known.softmax(model, given) if teacher is None else teacher(given)
+            found = {
+                name: softmax if isinstance(mode, Teacher) else _read(model, given, mode, known)
+                for name, mode in modes.items()
+            }
+            tokens = softmax.states.shape[1] - 1
+            _compare(softmax, found, given["input_ids"][:, -tokens:], totals)
     return {name: total.comparison() for name, total in totals.items()}
 
 
-def _logits(model: nn.Module, given: Mapping[str, Tensor], mode: Mode) -> Tensor:
+def _read(model: Any, given: Mapping[str, Tensor], mode: Mode, known: KnownText) -> ReadOut:
     untrained = isinstance(mode, StreamingSoftmax)
     with without_adapters(model) if untrained else nullcontext(), use_mode(model, mode):
-        return next_logits(model, given)
+        return (known.student if type(mode) is Student else read_out)(model, given)
+
+
+def _compare(
+    softmax: ReadOut, found: Mapping[str, ReadOut], targets: Tensor, totals: Mapping[str, _Totals]
+) -> None:
+    """Add what a batch gives, whose logits are made of a few tokens at a time."""
+    rows = {name: read.states[:, :-1].flatten(0, 1) for name, read in found.items()}
+    wanted, size = softmax.states[:, :-1].flatten(0, 1), rows_at_once(softmax.vocabulary)
+    for start in range(0, len(wanted), size):
+        span = slice(start, start + size)
+        own = _Predictions.of(softmax.logits(wanted[span]), targets.flatten()[span])
+        for name, read in found.items():
+            theirs = own
+            if read is not softmax:
+                logits = read.logits(rows[name][span])
+                theirs = _Predictions.of(logits, targets.flatten()[span])
+            totals[name].add(theirs, own, targets.flatten()[span])
+    for total in totals.values():
+        total.end(targets.shape)
 
 
 class StreamingSoftmax(Mode):
@@ -214,6 +236,10 @@ class DistanceMeter(Mode):
     Args:
         weights: How many attention weights of a layer are compared, at most: there are as many as
             pairs of tokens. Sequences beyond have an ``error`` alone.
+
+    Attributes:
+        errors: Every layer's relative squared error in every call.
+        last: Those of the last call, by layer.
     """
 
     constant = False
@@ -221,17 +247,28 @@ class DistanceMeter(Mode):
     def __init__(self, weights: float = WEIGHTS) -> None:
         self.errors, self.divergences = list[float](), list[float]()
         self.left = defaultdict[int, float](lambda: weights)
+        self.last: dict[int, Tensor] = {}
 
     def attend(self, call: AttentionCall) -> Output:
         target, record = call.softmax(), call.record()
-        error = output_error(call.branch.read(evaluate(record)[0]), target, call.keep)
-        self.errors.append(float(error))
+        self.last[call.layer] = output_error(
+            call.branch.read(evaluate(record)[0]), target, call.keep
+        )
+        self.errors.append(float(self.last[call.layer]))
         if has_window(record):
             b, t, h = record.shape
             self.left[call.layer] -= b * h * t * t
             if self.left[call.layer] >= 0:
                 self.divergences.append(float(divergence(record, call.keep)))
         return target
+
+    def asks(self, model: nn.Module, ids: Tensor) -> bool:
+        """Whether attention weights of these tokens ``[b t]`` would be compared."""
+        b, t = ids.shape
+        return any(
+            self.left[layer] >= b * branch.attention.heads * t * t
+            for layer, branch in branches(model).items()
+        )
 
     def distances(self) -> dict[str, float]:
         """Return ``error``, the relative squared error of outputs, and ``divergence``, KL(softmax ‖
@@ -242,8 +279,8 @@ class DistanceMeter(Mode):
 
 
 class _Predictions(NamedTuple):
-    """log p ``[b t vocabulary]`` of the next token, that of the targets and the likeliest token
-    ``[b t]``."""
+    """log p ``[n vocabulary]`` of the next token, that of the targets and the likeliest token
+    ``[n]``."""
 
     log_p: Tensor
     of_targets: Tensor
@@ -252,7 +289,7 @@ class _Predictions(NamedTuple):
     @classmethod
     def of(cls, logits: Tensor, targets: Tensor) -> Self:
         """Of logits, in whose memory log p is then."""
-        likeliest = torch.empty_like(targets)
+        logits, likeliest = logits.contiguous(), torch.empty_like(targets)
         for rows, first in _slices(logits, likeliest):
             first.copy_(rows.argmax(-1))
             rows.copy_(rows.log_softmax(-1))
@@ -269,13 +306,12 @@ class _Predictions(NamedTuple):
 
 
 def _slices(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of the same few tokens of ``[b t …]``, which stay in a processor's cache."""
-    size = -(-rows_at_once(tensors[0][0]) // CACHED)
-    for sequences in zip(*tensors, strict=True):
-        yield from zip(*(s.split(size) for s in sequences), strict=True)
+    """Views of the same few rows of ``[n …]``, which stay in a processor's cache."""
+    size = -(-rows_at_once(tensors[0].shape[-1]) // CACHED)
+    return zip(*(s.split(size) for s in tensors), strict=True)
 
 
-CACHED = 8
+CACHED = 4
 """Parts of the logits that are held at once, in which they are compared."""
 
 
@@ -285,6 +321,7 @@ class _Totals:
     def __init__(self) -> None:
         self.losses: list[np.ndarray] = []
         self.right: list[np.ndarray] = []
+        self.rows = list[tuple[Tensor, Tensor]]()
         self.kl = self.agreed = 0.0
         self.tokens = 0
 
@@ -292,9 +329,15 @@ class _Totals:
         self.kl += softmax.kl(found)
         self.agreed += float((found.likeliest == softmax.likeliest).sum())
         self.tokens += targets.numel()
-        if not self.losses or targets.shape[1] == self.losses[0].shape[1]:
-            self.losses.append(found.of_targets.neg().double().cpu().numpy())
-            self.right.append((found.likeliest == targets).cpu().numpy())
+        self.rows.append((found.of_targets.neg().double(), found.likeliest == targets))
+
+    def end(self, shape: torch.Size) -> None:
+        """End a batch, whose targets are ``[b t]``."""
+        losses, right = (torch.cat(part).view(shape) for part in zip(*self.rows, strict=True))
+        self.rows.clear()
+        if not self.losses or shape[1] == self.losses[0].shape[1]:
+            self.losses.append(losses.cpu().numpy())
+            self.right.append(right.cpu().numpy())
 
     def comparison(self) -> ModeComparison:
         if not self.losses:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from fastweights.linearize.evaluate.comparison import (
     compare_with_softmax,
 )
 from fastweights.linearize.evaluate.generation import generate_samples
+from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
-    next_logits,
     positions_of,
+    read_out,
     sequences_at_once,
     unwrap_adapters,
 )
@@ -46,6 +48,7 @@ def evaluate_conversion(
     trained: int,
     equal_state: Mapping[int, int],
     follow: Follow = unfollowed,
+    known: KnownText | None = None,
 ) -> tuple[dict[str, Any], dict[str, ModeComparison]]:
     """Judge a finished conversion beside its softmax.
 
@@ -57,6 +60,7 @@ def evaluate_conversion(
         trained: Tokens of a sequence in training.
         equal_state: How many tokens' keys and values each layer could keep in place of its state.
         follow: Told of all that is measured.
+        known: What is known of the validation text; None for nothing.
 
     Returns:
         What ``evaluation.json`` holds: a row for each mode; ``share`` with ``share_details``,
@@ -67,10 +71,11 @@ def evaluate_conversion(
     modes = ablations(model)
     if original is None:  # whose attentions have their own weights still
         modes[EQUAL_STATE] = StreamingSoftmax(equal_state)
-    teacher = None if original is None else _logits_of(original)
+    teacher = None if original is None else torch.no_grad()(partial(read_out, original))
     config, text = unwrap_adapters(model).config, validation.text
     batches = comparison_batches(validation, config)
-    found = compare_with_softmax(model, follow(batches, "comparing with softmax"), modes, teacher)
+    compared = follow(batches, "comparing with softmax")
+    found = compare_with_softmax(model, compared, modes, teacher, known)
     share, reach = share_of(found), positions_of(config)
     distances = distances_to(trained)
     left_out = {d: why for d in distances if (why := why_not(d, reach, len(text), trained))}
@@ -117,10 +122,6 @@ def comparison_batches(validation: Stream, config: PretrainedConfig) -> Sequenti
     """Return the validation text in batches whose logits have room in memory."""
     vocabulary = config.get_text_config().vocab_size
     return validation.sequential_batches(sequences_at_once(validation.length, vocabulary))
-
-
-def _logits_of(original: PreTrainedModel) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    return torch.no_grad()(lambda inputs: next_logits(original, inputs))
 
 
 def _prompts(text: TokenText, reach: int | None) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
@@ -16,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import use_mode
 from fastweights.linearize.convert.modes import Mode, Teacher
+from fastweights.linearize.convert.transformers_seams import has_final_states, logits_of_states
 from fastweights.training.language.adapters import has_adapters
 
 
@@ -25,7 +28,44 @@ def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     return upcast(model(**inputs, use_cache=False).logits[:, :-1])
 
 
-@torch.no_grad()
+@dataclass(frozen=True, eq=False)
+class ReadOut:
+    """What a model's logits are made of, so that never those of all tokens are held.
+
+    Attributes:
+        states: ``[b t ·]``: final hidden states, or the logits themselves where a model has no
+            other way to them.
+        vocabulary: How many logits each token has.
+        logits: Computes those ``[n vocabulary]`` of rows ``[n ·]`` of them, in float32 or wider.
+    """
+
+    states: Tensor
+    vocabulary: int
+    logits: Callable[[Tensor], Tensor]
+
+    def next_logits(self) -> Tensor:
+        """Compute what the function `next_logits` does."""
+        b = len(self.states)
+        return self.logits(self.states.flatten(0, 1)).unflatten(0, (b, -1))[:, :-1]
+
+
+def read_out(model: nn.Module, inputs: Mapping[str, Tensor]) -> ReadOut:
+    """Compute what the logits of all tokens are made of, or of those in ``logits_to_keep``."""
+    inside: Any = unwrap_adapters(model)
+    if isinstance(model, FSDPModule) or not has_final_states(inside):
+        logits = upcast(model(**inputs, use_cache=False).logits)
+        return ReadOut(logits, logits.shape[-1], lambda rows: rows)
+    given = {name: x for name, x in inputs.items() if name != "logits_to_keep"}
+    states = inside.base_model(**given, use_cache=False).last_hidden_state
+    return of_states(inside, states[:, inputs.get("logits_to_keep", slice(None))])
+
+
+def of_states(model: PreTrainedModel, states: Tensor) -> ReadOut:
+    """What the logits of final hidden states are made of."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return ReadOut(states, vocabulary, lambda rows: upcast(logits_of_states(model, rows[None])[0]))
+
+
 def teacher_logits(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teacher()) -> Tensor:
     """Compute `next_logits` of the original model: with softmax attention, and without adapters.
 
@@ -34,11 +74,26 @@ def teacher_logits(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teache
         inputs: Its inputs.
         mode: A mode that passes the softmax output on.
     """
+    return _as_teacher(next_logits, model, inputs, mode)
+
+
+def read_teacher(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teacher()) -> ReadOut:
+    """Compute the `read_out` of the original model, as `teacher_logits` its logits."""
+    return _as_teacher(read_out, model, inputs, mode)
+
+
+@torch.no_grad()
+def _as_teacher(
+    read: Callable[[Any, Mapping[str, Tensor]], Any],
+    model: Any,
+    inputs: Mapping[str, Tensor],
+    mode: Mode,
+) -> Any:
     training = model.training
     model.eval()
     try:
         with without_adapters(model), use_mode(model, mode):
-            return next_logits(model, inputs)
+            return read(model, inputs)
     finally:
         model.train(training)
 
@@ -53,8 +108,9 @@ def unwrap_adapters(model: Any) -> PreTrainedModel:
     return model.get_base_model() if has_adapters(model) else model
 
 
-LOGIT_BYTES = 1 << 27
-"""Of the logits that are computed with at once, beside those of a single sequence."""
+LOGIT_BYTES, SLICE_BYTES = 1 << 27, 1 << 26
+"""Of the logits that are computed with at once, beside those of a single sequence, and of those
+that losses are computed of at once."""
 
 
 def sequences_at_once(length: int, vocabulary: int) -> int:
@@ -63,17 +119,18 @@ def sequences_at_once(length: int, vocabulary: int) -> int:
     return max(1, min(4, LOGIT_BYTES // (4 * length * vocabulary)))
 
 
-def rows_at_once(logits: Tensor) -> int:
-    """Return how many rows of ``logits [n vocabulary]`` have `LOGIT_BYTES` together."""
-    return max(1, LOGIT_BYTES // (logits.element_size() * logits.shape[-1]))
+def rows_at_once(vocabulary: int) -> int:
+    """Return how many rows of logits have `SLICE_BYTES` together."""
+    return max(1, SLICE_BYTES // (4 * vocabulary))
 
 
 def kl(teacher: Tensor, student: Tensor) -> Tensor:
     """Compute the mean KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
-    return mean_over_rows(_total_kl, student, teacher)
+    return mean_over_rows(total_kl, student.shape[-1], teacher, student)
 
 
-def _total_kl(student: Tensor, teacher: Tensor) -> Tensor:
+def total_kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """Compute the sum of KL(teacher ‖ student) of logits ``[n vocabulary]`` over n, in nats."""
     return F.kl_div(
         student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
     )
@@ -81,25 +138,27 @@ def _total_kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean of -log p(target) of ``[n vocabulary]`` logits over n, in nats."""
-    return mean_over_rows(partial(F.cross_entropy, reduction="sum"), logits, targets)
+    total = partial(F.cross_entropy, reduction="sum")
+    return mean_over_rows(total, logits.shape[-1], logits, targets)
 
 
-def mean_over_rows(total: Callable[..., Tensor], logits: Tensor, *others: Tensor) -> Tensor:
+def mean_over_rows(total: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Tensor:
     """Compute a total over rows in slices, divided by the number of rows; 0 of none.
 
     What a slice computes is computed anew for its gradients, so that there are never several
-    tensors as large as the logits.
+    tensors as large as the logits of all rows.
 
     Args:
-        total: Sums over the rows of logits ``[n vocabulary]`` and of `others` ``[n …]``.
-        logits: ``[n vocabulary]``
-        others: Further arguments of `total`.
+        total: Sums over rows, n of each of `rows`.
+        vocabulary: How many logits a row has.
+        rows: Tensors ``[n …]``.
     """
-    slices = [*zip(*(s.split(rows_at_once(logits)) for s in (logits, *others)), strict=True)]
+    slices = [*zip(*(s.split(rows_at_once(vocabulary)) for s in rows), strict=True)]
+    count = max(len(rows[0]), 1)
     if len(slices) == 1:
-        return total(logits, *others) / max(len(logits), 1)
+        return total(*rows) / count
     totals = [checkpoint(total, *part, use_reentrant=False) for part in slices]
-    return torch.stack(totals).sum() / len(logits)
+    return torch.stack(totals).sum() / count
 
 
 def positions_of(config: PretrainedConfig) -> int | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastweights.linearize.convert.modes import Mode
 from fastweights.linearize.evaluate.comparison import ModeComparison, compare_with_softmax
+from fastweights.linearize.evaluate.logits import ReadOut
 from fastweights.linearize.evaluate.share import Share, share_of
 from fastweights.training.data.tokens import TokenText
 from fastweights.training.loop.report import Follow, unfollowed
@@ -100,7 +101,7 @@ def measure_recall(
     *,
     trained: int,
     most: int,
-    teacher: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+    teacher: Callable[[Mapping[str, Tensor]], ReadOut] | None = None,
     follow: Follow = unfollowed,
 ) -> DistanceRecall:
     """Measure what a linearized model recalls from a distance, in all of its modes.

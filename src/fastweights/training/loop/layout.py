@@ -249,8 +249,11 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _recompute_blocks(model: Any) -> None:
+    # transformers calls it by another name from 5.20 on, and warns of the old one
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     try:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable({"use_reentrant": False})
     except ValueError as error:
         raise TrainingError(
             f"a {type(model).__name__} cannot compute its blocks again; leave out --recompute"
