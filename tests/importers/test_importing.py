@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,11 +32,13 @@ from oracles.transcriptions import TRANSCRIPTIONS
 from reference_models import (
     COMMON,
     ORIGINALS,
+    RIGHT_FROM,
     VOCABULARY,
     Difference,
     Original,
     difference,
     difference_of_transcription,
+    is_right,
     prompt,
     stirred,
 )
@@ -65,18 +65,12 @@ def test_every_family_is_compared() -> None:
 
 FIRST_OF_A_KIND = {one.kind: name for name, one in reversed(ORIGINALS.items())}.values()
 """Variants with biases, experts or other norms are slow tests."""
-RIGHT_FROM = {"Mamba-2": "5.23", "RecurrentGemma": "5.20"}
-"""The first transformers whose own model is known to compute what its paper says: Mamba-2 of 5.20
-does not, 5.21 and 5.22 were not tried.
-"""
 
 
 def original(name: str) -> object:
     """`name`, skipped where this transformers' own model is not the one to agree with."""
-    needed = RIGHT_FROM.get(name, "0")
-    wrong = Version(transformers.__version__) < Version(needed)
-    reason = f"transformers' own {name} is right from {needed}"
-    marks = [pytest.mark.skipif(wrong, reason=reason)]
+    reason = f"transformers' own {name} is right from {RIGHT_FROM.get(name)}"
+    marks = [pytest.mark.skipif(not is_right(name), reason=reason)]
     if name not in FIRST_OF_A_KIND:
         marks.append(pytest.mark.slow)
     return pytest.param(name, marks=marks)

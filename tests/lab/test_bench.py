@@ -165,7 +165,7 @@ def test_ops_rows_have_all_figures(tmp_path):
             "type",
         }
         if row["seconds"] is None:
-            assert "Error" in row["note"]
+            assert "Error" in row["note"] or NO_DEVICE in row["note"]
         else:
             assert row["seconds"]["low"] <= row["seconds"]["median"] <= row["seconds"]["high"]
     first = content["rows"][0]
@@ -181,6 +181,8 @@ def test_ops_rows_have_all_figures(tmp_path):
     assert path.read_bytes() == before
 
 
+NO_DEVICE = "Triton is not supported on current platform"
+"""What fla says where it is installed and has no GPU."""
 QUICK = ("decay scalar", "decay tied", "delta scalar", "mesa 30 steps", "scan real", "windowed")
 """Cases that stand for others by the same kernels."""
 
@@ -201,8 +203,8 @@ def test_every_case_agrees_with_its_exact_peers(tmp_path, case):
     for row in filled.rows:
         ours = row["library"] == "fastweights"
         forward_only = ours and ("computes no gradients" in row["note"] or not row["seconds"])
-        missing = "no kernel takes this record" if forward_only else "No module named"
-        assert row["seconds"] or missing in row["note"], row
+        missing = ("no kernel takes this record",) if forward_only else ("No module", NO_DEVICE)
+        assert row["seconds"] or any(why in row["note"] for why in missing), row
         errors = [e for e in (row["error"], row["gradient_error"]) if e is not None]
         assert all(error < 1e-4 for error in errors), row
         assert not ours or len(errors) == (1 if forward_only else 2), row

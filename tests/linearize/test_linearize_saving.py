@@ -35,6 +35,7 @@ from fastweights.linearize import (
     linearize,
     use_mode,
 )
+from fastweights.linearize.convert.transformers_seams import implementation_of
 from tolerances import SAME, error
 from transformers_log import transformers_warnings
 
@@ -101,6 +102,8 @@ def test_other_heads_read_what_the_language_model_reads(
             HEADS[head].from_pretrained(tmp_path)
         return
     other, info = HEADS[head].from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
+    if implementation_of(other.config) != implementation_of(model.config):
+        pytest.skip("this transformers loads the family by sdpa, without its soft cap")
     assert all("score" in name or "classifier" in name for name in info["missing_keys"])
     assert branches(other).keys() == branches(model).keys()
     with torch.no_grad():

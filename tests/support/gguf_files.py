@@ -22,7 +22,7 @@ PARTS = {
     "ffn_norm": "post_attention_layernorm",
 }
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-WORDS = ["<|end|>", "a", "b", "ab", *"cdefghijklmnopqrstuvwxyz"]
+WORDS = ["<|end|>", "a", "b", "ab", "cd", *"cdefghijklmnopqrstuvwxyz"]
 
 
 def write(model: LlamaForCausalLM, file: Path) -> None:
@@ -41,7 +41,7 @@ def write(model: LlamaForCausalLM, file: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(WORDS)
     writer.add_token_types([3, *[1] * (len(WORDS) - 1)])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_chat_template(CHATML)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -250,8 +252,20 @@ FAMILIES: dict[str, tuple[str, Callable[[int], Configuration]]] = {
 
 
 def present_families() -> tuple[str, ...]:
-    """Those that the installed transformers has."""
-    return tuple(family for family, (kind, _) in FAMILIES.items() if kind in CONFIG_MAPPING)
+    """Those that the installed transformers has, with the layers that are configured here."""
+    return tuple(filter(_is_present, FAMILIES))
+
+
+@cache
+def _is_present(family: str) -> bool:
+    kind, configure = FAMILIES[family]
+    if kind not in CONFIG_MAPPING:
+        return False
+    try:
+        CONFIG_MAPPING[kind](**{k: v for k, v in configure(32).items() if k != "_"})
+    except (ValueError, StrictDataclassError) as error:  # of layers that it does not know yet
+        return "layer_types" not in str(error)
+    return True
 
 
 def build_family(family: str, width: int = 32, **settings: Any) -> nn.Module:

@@ -193,6 +193,7 @@ class FastWeightsCache(BatchFirstCache, CountingCache):
         Raises:
             NotImplementedError: The cache has no copy of the states before so many tokens.
         """
+        tokens_to_remove = int(tokens_to_remove)  # transformers 5.17 gives a tensor
         if tokens_to_remove == 0:
             self.past = None if self.unread is None else self.past
             return

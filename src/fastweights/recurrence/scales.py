@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,6 +97,35 @@ def round_up(m: Tensor, dtype: torch.dtype) -> Tensor:
     divides.
     """
     near = m.to(dtype)
-    return torch.where(near < m, torch.nextafter(near, torch.full_like(near, torch.inf)), near).to(
-        m.dtype
-    )
+    return torch.where(near < m, next_above(near), near).to(m.dtype)
+
+
+def next_above(x: Tensor) -> Tensor:
+    """The next larger number, whose derivatives are those of x."""
+    return _above(x) if torch.compiler.is_compiling() else _NextAbove.apply(x)  # type: ignore[return-value]
+
+
+def _above(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, torch.inf))
+
+
+class _NextAbove(torch.autograd.Function):
+    """torch 2.11 has no derivatives of it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _above(x)
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(_: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradients[0]
+
+    @staticmethod
+    def jvp(_: Any, *tangents: Any) -> Any:
+        return tangents[0]

@@ -152,6 +152,7 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
             NotImplementedError: There is no copy of the state before so many tokens.
         """
         past, self.past = self.past, None
+        tokens_to_remove = int(tokens_to_remove)  # transformers 5.17 gives a tensor
         if tokens_to_remove == 0:
             return
         known = 0 if past is None else past.tokens
