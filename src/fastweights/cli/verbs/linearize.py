@@ -75,6 +75,7 @@ def conversion(chosen: Namespace) -> Conversion:
         rank_by=CRITERIA[chosen.rank_by],
         ranking=None if chosen.ranking is None else read_ranking(chosen.ranking),
         cache_budget=_cache_budget(chosen),
+        state_budget=chosen.state_budget,
     )
 
 
