@@ -72,6 +72,7 @@ def test_the_best_of_few_choices_is_found() -> None:
 
 def test_what_no_error_asks_for_goes_to_the_shortest() -> None:
     assert divide([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], (2, 4), 10) == [1, 1, 0]
+    assert divide([[3.0, 1.0, 2.0, 0.0]], (10, 20, 21, 40), 25) == [1]  # no error rises
 
 
 def measured(model: Any, window: int) -> _MeasureSizes:

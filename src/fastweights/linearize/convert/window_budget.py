@@ -287,7 +287,7 @@ def _best_step(
     steps = [
         ((errors[end] - errors[start]) / (costs[end] - costs[start]), end)
         for end in range(start + 1, len(costs))
-        if 0 < costs[end] - costs[start] <= left
+        if 0 < costs[end] - costs[start] <= left and errors[end] <= errors[start]
     ]
     return min(steps, default=None)
 
