@@ -51,6 +51,7 @@ TABLE: dict[str, Row] = {
     "--batches": COUNTS,
     "--bits": Row(("3", "eight"), "invalid"),
     "--cache-budget": SIZE,
+    "--state-budget": SIZE,
     "--cache-length": COUNT,
     "--checkpoint": GIVEN,
     "--checkpoint-every": COUNT,

@@ -115,6 +115,8 @@ class RecipeOptions(Options):
         cache_budget: Bytes that the cache of a sequence may take, such as 64MiB: as many layers
             stay softmax as fit (default: what --softmax-layers says).
         cache_length: Number of tokens after which --cache-budget counts (default: --length).
+        state_budget: Bytes of the linear layers' states, per sequence, such as 6MB, which the
+            windows of all key heads share, up to 512 tokens each (default: those of --window).
         scale: What the updates of every stage are multiplied by: published ones are for models of
             billions of parameters.
         stage: Setting of one stage, such as kl.steps=100, hidden.lr=1e-3 or long.length=2048; 0
@@ -151,6 +153,7 @@ class RecipeOptions(Options):
     layers: Annotated[CountsOrZero | None, "0,1,…"] = None
     softmax_layers: Annotated[int, "K"] = CONVERSION["softmax_layers"]
     cache_budget: Annotated[int | None, size, "SIZE"] = None
+    state_budget: Annotated[int | None, size, "SIZE"] = None
     cache_length: Annotated[Count | None, "TOKENS"] = None
     scale: Annotated[Positive, "FACTOR"] = 1.0
     stage: Annotated[tuple[Given, ...], "STAGE.FIELD=VALUE", REPEATED] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
@@ -75,6 +75,7 @@ def conversion(chosen: Namespace) -> Conversion:
         rank_by=CRITERIA[chosen.rank_by],
         ranking=None if chosen.ranking is None else read_ranking(chosen.ranking),
         cache_budget=_cache_budget(chosen),
+        state_budget=chosen.state_budget,
     )
 
 
@@ -100,6 +101,8 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     recipe = recipe_of(chosen)
     model = model_source(chosen.model)
     planned = plan(model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
+    if chosen.state_budget is not None:
+        planned = replace(planned, state=chosen.state_budget)
     phases = plan_run(model, recipe, planned, chosen.length, chosen.validation_tokens)
     described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)
     for line in [*chain(*described), *describe_phases(phases)]:

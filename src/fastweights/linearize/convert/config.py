@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fastweights.features import Elu, Exponential, Hedgehog, Landmarks, LearnedFeatures, Relu
@@ -82,6 +82,7 @@ class LinearAttentionConfig:
             which are together as long as if each had `window`.
         head_windows: In row i, the windows of layer i's key heads, once they are found; `window`
             holds for layers without a row.
+        head_columns: In row i, `feature_dim` of layer i's key heads, likewise.
 
     Raises:
         ValueError: If a name is unknown, a size impossible or two fields exclude each other; the
@@ -101,6 +102,7 @@ class LinearAttentionConfig:
     log_scale: int = 0
     windows_by_head: bool = False
     head_windows: tuple[tuple[int, ...], ...] = ()
+    head_columns: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         choose("features", self.features, FEATURE_MAPS)
@@ -184,7 +186,8 @@ class LinearAttentionConfig:
         """
         alone = "sinks" not in stored and stored.get("rule", "windowed") != "windowed"
         given = {**stored, "window": 0} if alone else dict(stored)
-        given["head_windows"] = tuple(map(tuple, stored.get("head_windows", ())))
+        for name in ("head_windows", "head_columns"):
+            given[name] = tuple(map(tuple, stored.get(name, ())))
         return cls(**given)
 
     def windows_of(self, attention: AttentionLayer) -> tuple[int, ...]:
@@ -193,12 +196,24 @@ class LinearAttentionConfig:
         Raises:
             ValueError: If `head_windows` has more or fewer for this layer.
         """
-        rows = self.head_windows[attention.layer : attention.layer + 1]
-        own = (rows[0] if rows else ()) or (self.window,) * attention.kv_heads
+        return self._own(attention, "head_windows", self.window)
+
+    def heads_of(self, attention: AttentionLayer) -> tuple[tuple[int, int | None], ...]:
+        """The windows of a layer's key heads, and their `feature_dim`."""
+        columns = self._own(attention, "head_columns", self.feature_dim)
+        return tuple(zip(self.windows_of(attention), columns, strict=True))
+
+    def of_head(self, window: int, columns: int | None) -> Self:
+        """Return the configuration of heads that have these, and none of their own."""
+        return replace(self, window=window, feature_dim=columns, head_windows=(), head_columns=())
+
+    def _own(self, attention: AttentionLayer, field: str, shared: Any) -> tuple[Any, ...]:
+        rows = getattr(self, field)[attention.layer : attention.layer + 1]
+        own = (rows[0] if rows else ()) or (shared,) * attention.kv_heads
         if len(own) != attention.kv_heads:
             raise ValueError(
-                f"head_windows has {own} for layer {attention.layer}, which has"
-                f" {attention.kv_heads} key heads; give each of them one window"
+                f"{field} has {own} for layer {attention.layer}, which has"
+                f" {attention.kv_heads} key heads; give each of them one number"
             )
         return own
 

@@ -1,4 +1,4 @@
-"""Key heads with windows of their own, as one branch.
+"""Key heads with windows, and numbers of landmarks, of their own, as one branch.
 
 Heads differ in how far they look back: at an equal state, long windows for those that look far and
 short ones for the others leave less of softmax's output out than one window for all.
@@ -24,14 +24,14 @@ from fastweights.shapes import Mask, Segments
 
 
 class GroupedBranch(LinearBranch):
-    """A branch for each window's key heads, which together read as one.
+    """A branch for the key heads of each size, which together read as one.
 
     The cache keeps what the branches keep, one group after the other, and the sinks' keys of all
     heads once.
 
     Args:
         attention: The attention that it replaces.
-        config: The linear attention, with windows for this layer's key heads.
+        config: The linear attention, with sizes for this layer's key heads.
         kind: The class of the branches.
     """
 
@@ -39,10 +39,9 @@ class GroupedBranch(LinearBranch):
         self, attention: AttentionLayer, config: LinearAttentionConfig, kind: type[LinearBranch]
     ) -> None:
         super().__init__(attention, config)
-        windows = config.windows_of(attention)
+        sizes = config.heads_of(attention)
         self.key_heads = [
-            [head for head, own in enumerate(windows) if own == window]
-            for window in sorted(set(windows))
+            [head for head, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))
         ]
         repeats = attention.heads // attention.kv_heads
         self.query_heads = [
@@ -52,7 +51,7 @@ class GroupedBranch(LinearBranch):
         self.groups = nn.ModuleList(
             kind(
                 replace(attention, heads=len(heads) * repeats, kv_heads=len(heads)),
-                replace(config, window=windows[heads[0]], head_windows=()),
+                config.of_head(*sizes[heads[0]]),
             )
             for heads in self.key_heads
         )

@@ -52,14 +52,32 @@ def place_landmarks(
         ValueError: If the model has other features, or the texts are too short.
     """
     converted = _with_landmarks(model)
+    place_among(read_keys(model, texts, follow), converted, seed, follow)
+
+
+def read_keys(
+    model: Any, texts: Collection[Mapping[str, Tensor]], follow: Follow = unfollowed
+) -> Keys:
+    """Read some texts with the softmax of a linearized model.
+
+    Returns:
+        What `place_among` places landmarks by.
+    """
     mode, training = _GatherStreams(), model.training
     model.eval()
     with torch.no_grad(), use_mode(model, mode):
         for inputs in follow(texts, "reading keys for landmarks"):
             model.base_model(**inputs, use_cache=False)
     model.train(training)
-    for layer, branch in follow(converted.items(), "placing landmarks"):
-        seen = mode.seen.get(layer, [])
+    return mode.seen
+
+
+def place_among(
+    keys: Keys, branches: Mapping[int, Any], seed: int = 0, follow: Follow = unfollowed
+) -> None:
+    """Place the landmarks of branches, in place, as `place_landmarks` does."""
+    for layer, branch in follow(branches.items(), "placing landmarks"):
+        seen = keys.get(layer, [])
         _require_keys(layer, sum(len(text.keys) for text in seen), branch.phi_k.size)
         _place(branch, seen, Generator().manual_seed(seed + layer))
 
@@ -107,6 +125,10 @@ class _Seen:
         keys = call.k[rank >= call.branch.config.sinks]
         moments = torch.einsum("ngri,ngrj->gij", queries, queries)
         return cls(keys, moments, len(queries) * queries.shape[2])
+
+
+Keys = Mapping[int, list[_Seen]]
+"""What layers have read."""
 
 
 class _GatherStreams(Mode):

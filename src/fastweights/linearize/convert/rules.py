@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -332,10 +331,10 @@ def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> Linea
         config: The linear attention.
         attention: Heads, widths and scaling of the attention that it replaces.
     """
-    windows = set(config.windows_of(attention))
+    sizes = set(config.heads_of(attention))
     branch = RULES[config.rule]
     if config.rule == "windowed" and config.sinks:
         branch = SinkBranch if config.features == "landmarks" else UndecayedBranch
-    if len(windows) > 1:
+    if len(sizes) > 1:
         return GroupedBranch(attention, config, branch).float()
-    return branch(attention, replace(config, window=windows.pop(), head_windows=())).float()
+    return branch(attention, config.of_head(*sizes.pop())).float()

@@ -35,6 +35,8 @@ class Conversion:
         rank_by: By what layers are ranked.
         ranking: The ranking of another run of the same model; None to rank by `rank_by`.
         cache_budget: What the cache may take, in place of `softmax_layers`; None for a number.
+        state_budget: Bytes of the linear layers' states, per sequence, which the windows of key
+            heads are divided in; None for those of the recipe's window.
 
     Raises:
         ValueError: If a number lies outside of its range, a window covers every sequence, `bits`
@@ -53,6 +55,7 @@ class Conversion:
     rank_by: Criterion = CRITERIA["damage"]
     ranking: Ranking | None = None
     cache_budget: CacheBudget | None = None
+    state_budget: int | None = None
 
     def __post_init__(self) -> None:
         NON_NEGATIVE_INTEGER.require(softmax_layers=self.softmax_layers, seed=self.seed)
@@ -84,6 +87,11 @@ class Conversion:
     def _require_landmarks(self) -> None:
         analog = self.recipe.analog
         landmarks = 2 * (analog.feature_dim or 0)
+        if self.state_budget is not None and not analog.windows_by_head:
+            raise ValueError(
+                f"state_budget = {bytes_in_words(self.state_budget)} with a recipe that gives all"
+                " heads one window: take one with windows_by_head, such as landmarks"
+            )
         if analog.features == "landmarks" and landmarks > LANDMARK_TOKENS:
             raise ValueError(
                 f"feature_dim = {analog.feature_dim:,} makes {landmarks:,} landmarks in each head,"

@@ -14,7 +14,7 @@ from pathlib import Path
 from fastweights.errors import Stopped
 from fastweights.linearize.distill.recipe import AdaptationConfig
 from fastweights.linearize.distill.run import ConversionRun
-from fastweights.linearize.distill.student import StudentModel
+from fastweights.linearize.distill.student import StudentModel, room_for_heads
 from fastweights.linearize.distill.training import AdaptStep
 from fastweights.linearize.evaluate.criteria import Candidates, Inputs, Losses, name_of
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint
@@ -28,6 +28,8 @@ def require_budget(run: ConversionRun) -> None:
     """
     layers = [attention.layer for attention in run.plan.converted]
     run.conversion.budget.choose(layers, run.plan.caches)
+    if run.conversion.state_budget is not None:
+        room_for_heads(run)
 
 
 def require_ranking(student: StudentModel) -> None:

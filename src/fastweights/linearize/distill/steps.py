@@ -3,16 +3,17 @@ leaves."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fastweights.errors import Stopped
+from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import load_adapters
 from fastweights.linearize.distill.fit import read_tensors
-from fastweights.linearize.distill.plan import LayerCache, cache_memory, plan
+from fastweights.linearize.distill.plan import ConversionPlan, LayerCache, cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.selection import (
     losses_now,
@@ -26,6 +27,7 @@ from fastweights.linearize.distill.training import measure_layers, step_of
 from fastweights.linearize.evaluate.card import model_card
 from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, difference_with_full_window
 from fastweights.linearize.evaluate.evaluation import evaluate_conversion
+from fastweights.linearize.evaluate.logits import unwrap_adapters
 from fastweights.linearize.evaluate.ranking import Ranking
 from fastweights.linearize.evaluate.report import write_report
 from fastweights.training.language.adapters import merge_adapters
@@ -126,7 +128,11 @@ class EvaluateStep(ConversionStep):
             text.tokenizer,
             text.validation,
             run.conversion.data.length,
-            {cache.layer: _equal_tokens(cache) for cache in run.plan.caches if cache.state},
+            {
+                cache.layer: _equal_tokens(cache)
+                for cache in _plan_of(student).caches
+                if cache.state
+            },
             run.follow,
             run.known,
         )
@@ -238,12 +244,21 @@ def _equal_tokens(cache: LayerCache) -> int:
 
 def _memory(student: StudentModel) -> dict[str, Any]:
     """What caches take beside those of softmax, and from how many tokens on less."""
-    run, layers = student.run, student.linear_layers()
-    conversion, planned = run.conversion, run.plan
-    if len(layers) < len(planned.converted):
-        planned = plan(conversion.model, conversion.recipe, layers=layers)
+    conversion, planned = student.run.conversion, _plan_of(student)
     found = cache_memory(conversion.model, planned, conversion.recipe.analog.window)
     return {"memory": [asdict(size) for size in found.sizes], "break_even": found.break_even}
+
+
+def _plan_of(student: StudentModel) -> ConversionPlan:
+    """The numbers of the model as it is: some layers may be softmax, and a budget is divided."""
+    conversion, layers = student.run.conversion, student.linear_layers()
+    recipe = conversion.recipe
+    if conversion.state_budget is None and len(layers) == len(student.run.plan.converted):
+        return student.run.plan
+    if conversion.state_budget is not None:
+        analog = unwrap_adapters(student.model).config.linearize["analog"]
+        recipe = replace(recipe, analog=LinearAttentionConfig.from_stored(analog))
+    return plan(conversion.model, recipe, layers=layers, dtype=student.model.dtype)
 
 
 def _self_test(student: StudentModel) -> dict[str, float]:

@@ -14,8 +14,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from fastweights.errors import DataError
 from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
-from fastweights.linearize.convert.landmarks import place_landmarks
-from fastweights.linearize.convert.window_budget import set_windows, share_windows
+from fastweights.linearize.convert.landmarks import place_landmarks, read_keys
+from fastweights.linearize.convert.window_budget import (
+    AGE,
+    FEWEST,
+    HeadSizes,
+    head_bytes,
+    set_sizes,
+    share_state,
+    share_windows,
+)
 from fastweights.linearize.distill.conversion import LANDMARK_TOKENS
 from fastweights.linearize.distill.fit import (
     copy_parameters,
@@ -32,13 +40,15 @@ from fastweights.linearize.evaluate.logits import (
     read_out,
     unwrap_adapters,
 )
+from fastweights.render.units import bytes_in_words
 from fastweights.training.loop.checkpoint import no_progress_bars
 from fastweights.training.loop.seeds import own_randomness
 
 LANDMARKS = "landmarks.safetensors"
 """The landmarks of all layers, and windows of heads, if the recipe has any."""
-WINDOWS = "windows."
-"""What the windows of a layer's key heads are called there, before its number."""
+WINDOWS, COLUMNS = "windows.", "columns."
+"""What the windows of a layer's key heads, and their columns, are called there, before its number.
+"""
 LONG, LONG_TOKENS = 1024, 2048
 """Tokens of a text by which windows are divided, whatever the length of sequences, and of all."""
 FEWEST_TOKENS = 4096
@@ -59,13 +69,41 @@ def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _windows_of(tensors: Mapping[str, Tensor]) -> dict[int, list[int]]:
-    """The windows of key heads among what `LANDMARKS` holds, by the number of the layer."""
-    return {
-        int(name.removeprefix(WINDOWS)): windows.tolist()
-        for name, windows in tensors.items()
-        if name.startswith(WINDOWS)
-    }
+def _sizes_of(tensors: Mapping[str, Tensor]) -> HeadSizes:
+    """The sizes of key heads among what `LANDMARKS` holds."""
+    return HeadSizes(
+        *(
+            {
+                int(name.removeprefix(prefix)): tuple(row.tolist())
+                for name, row in tensors.items()
+                if name.startswith(prefix)
+            }
+            for prefix in (WINDOWS, COLUMNS)
+        )
+    )
+
+
+def room_for_heads(run: ConversionRun) -> int:
+    """Return what the windows and landmarks of all key heads may take of a run's budget.
+
+    Raises:
+        ValueError: If the smallest do not fit.
+    """
+    budget, analog = run.conversion.state_budget or 0, run.conversion.recipe.analog
+    planned = run.plan
+    itemsize = (planned.weights - 4 * planned.branch) // planned.parameters
+    beside, least = planned.state, 0
+    for one in planned.converted:
+        own = head_bytes(one, analog.window, analog.columns(one), itemsize)
+        beside += (one.kv_heads - 1) * AGE * (analog.window - 1) - one.kv_heads * own
+        least += one.kv_heads * head_bytes(one, FEWEST, analog.columns(one), itemsize)
+    if budget < beside + least:
+        raise ValueError(
+            f"a state of {bytes_in_words(budget)} per sequence cannot be met: with windows of"
+            f" {FEWEST} tokens in every key head it takes {bytes_in_words(beside + least)}; allow"
+            " as much, or take fewer landmarks (feature_dim)"
+        )
+    return budget - beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +164,9 @@ class ModelLoader:
             if not path.exists():
                 write_tensors(path, self._place_landmarks(model, bits))
             placed = read_tensors(path)
-            if windows := _windows_of(placed):
-                set_windows(model, windows)
+            sizes = _sizes_of(placed)
+            if sizes.windows:
+                set_sizes(model, sizes)
             copy_parameters(model, placed)
         return model
 
@@ -138,16 +177,30 @@ class ModelLoader:
         if bits is not None or list(branches(model)) != converted:
             model = self.load()
             linearize(model, self.run.conversion.recipe.analog, converted)
-        columns = (one.config.columns(one.attention) for one in branches(model).values())
-        landmarks = 2 * max(columns)
-        texts = self._texts_of_landmarks(landmarks)
-        place_landmarks(model, texts, self.run.conversion.seed, self.run.follow)
-        windows = dict[int, tuple[int, ...]]()
-        if self.run.conversion.recipe.analog.windows_by_head:
-            longest = min(LONG, positions_of(model.config) or LONG)
-            windows = share_windows(model, self._long_texts(longest), follow=self.run.follow)
-        rows = {f"{WINDOWS}{layer}": torch.tensor(row) for layer, row in windows.items()}
+        sizes = self._share(model)
+        rows = {
+            f"{prefix}{layer}": torch.tensor(row)
+            for prefix, of in ((WINDOWS, sizes.windows), (COLUMNS, sizes.columns))
+            for layer, row in of.items()
+        }
         return {**_landmarks_of(model), **rows}
+
+    def _share(self, model: Any) -> HeadSizes:
+        """Place landmarks in a model, and divide its windows or its budget."""
+        conversion, follow = self.run.conversion, self.run.follow
+        conversion, follow = self.run.conversion, self.run.follow
+        columns = (one.config.columns(one.attention) for one in branches(model).values())
+        texts = self._texts_of_landmarks(2 * max(columns))
+        longest = self._long_texts(min(LONG, positions_of(model.config) or LONG))
+        if conversion.state_budget is not None:
+            keys, room = read_keys(model, texts, follow), room_for_heads(self.run)
+            found = share_state(model, longest, keys, room, seed=conversion.seed, follow=follow)
+            self.run.reporter.note(found.in_words())
+            return found
+        place_landmarks(model, texts, conversion.seed, follow)
+        if not conversion.recipe.analog.windows_by_head:
+            return HeadSizes({})
+        return HeadSizes(share_windows(model, longest, follow=follow))
 
     def _long_texts(self, length: int) -> list[dict[str, Tensor]]:
         """Texts whose documents are read as one: short ones do not show what heads read from far

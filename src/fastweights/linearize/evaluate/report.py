@@ -145,7 +145,7 @@ def write_report(
         recall_section(found["evaluation"]),
         samples_section(found["evaluation"]),
         memory_section(found["evaluation"], timed),
-        _plan(found["plan"]),
+        _plan(found["plan"], unwrap_adapters(model).config.linearize["analog"]),
         _maps(record_maps(model, inputs, _by_layer(landmarks, found["plan"])), out),
         _losses(_stages(found), run, out),
         _ranking(found.get("ranking"), out),
@@ -195,7 +195,7 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     return section("What it costs", intro, table(named) + figure(picture, "", out))
 
 
-def _plan(plan: Mapping[str, Any]) -> str:
+def _plan(plan: Mapping[str, Any], analog: Mapping[str, Any]) -> str:
     rows: list[Row] = [
         {"": "parameters", "number": plan["parameters"]},
         {"": "trained in stage one", "number": plan["branch"]},
@@ -208,7 +208,21 @@ def _plan(plan: Mapping[str, Any]) -> str:
         "Below the break-even length the linear model takes more memory than the softmax model's"
         " cache."
     )
-    return section("What was converted", intro, table(rows) + table(_layers(plan)))
+    heads = _heads(plan, analog)
+    tables = table(rows) + table(_layers(plan)) + (long_table(heads) if heads else "")
+    return section("What was converted", intro, tables)
+
+
+def _heads(plan: Mapping[str, Any], analog: Mapping[str, Any]) -> list[Row]:
+    """The windows and landmarks of key heads that have their own."""
+    windows, columns = (analog.get(name, ()) for name in ("head_windows", "head_columns"))
+    found = list[Row]()
+    for layer in (site["layer"] for site in plan["converted"]) if windows else ():
+        row: Row = {"layer": layer, "windows": ", ".join(map(str, windows[layer]))}
+        if columns:
+            row["landmarks"] = ", ".join(str(2 * count) for count in columns[layer])
+        found.append(row)
+    return found
 
 
 def _layers(plan: Mapping[str, Any]) -> list[Row]:
