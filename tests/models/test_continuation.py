@@ -80,8 +80,10 @@ def test_caches_of_any_name_are_gone_on_from() -> None:
 
 
 def test_a_model_without_a_cache_is_refused() -> None:
-    model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(64, n_embd=16, n_layer=1, n_head=2)).eval()
-    with pytest.raises(NoCacheError, match=r"a OpenAIGPTLMHeadModel returns no cache .* generate"):
+    model = OpenAIGPTLMHeadModel(
+        OpenAIGPTConfig(vocab_size=64, n_embd=16, n_layer=1, n_head=2)
+    ).eval()
+    with pytest.raises(NoCacheError, match=r"a OpenAIGPTLMHeadModel returns no cache .*generate"):
         next(stream(model, IDS))
 
 
