@@ -229,7 +229,7 @@ def _native_step(model: PreTrainedModel) -> NativeStep | str:
         return str(error)
 
 
-def _empty_cache(model: PreTrainedModel) -> Any:
+def _empty_cache(model: Any) -> Any:
     """None of a model that makes one of its own."""
     if isinstance(model, FastWeightsForCausalLM):
         return FastWeightsCache()
