@@ -24,6 +24,7 @@ from fastweights.models.graph import (
     refuse_graph,
     sizes_of,
 )
+from fastweights.models.hf import FastWeightsPreTrainedModel
 from fastweights.models.inputs import keep_mask_of, padding_first, require_token_ids
 from fastweights.models.native_step import DecodesNatively, NativeStep, NoStepError, SoftmaxStep
 
@@ -93,6 +94,7 @@ class Decoder:
             self.cache = _empty_cache(model)
         self.step: StaticStep | None = None
         self._name = CACHE
+        self._seen: Tensor | None = None
         self._begun, self._count = cache is not None, _tokens_in(self.cache)
         self._host_waits: str | None = None
         self._eager: bool | None = None
@@ -112,8 +114,14 @@ class Decoder:
         """
         self.step = None
         if not self._begun:
+            self._seen = None if isinstance(self.model, FastWeightsPreTrainedModel) else ids
             return self._read(ids, mask)
         way, logits = continuation_of(self.model), ids.new_empty(0)
+        if self._seen is not None:
+            self._seen = torch.cat([self._seen, ids], 1)
+            if not way.most:
+                self.cache, self._count = _empty_cache(self.model), 0
+                return self._read(self._seen, mask)
         for piece in ids.split(int(max(1, min(way.most, ids.shape[1]))), 1):
             logits = self._read(piece, mask, **way.told(piece, self._count))
         return logits
@@ -223,7 +231,7 @@ def _native_step(model: PreTrainedModel) -> NativeStep | str:
         return str(error)
 
 
-def _empty_cache(model: PreTrainedModel) -> Any:
+def _empty_cache(model: Any) -> Any:
     """None of a model that makes one of its own."""
     if isinstance(model, FastWeightsForCausalLM):
         return FastWeightsCache()

@@ -70,7 +70,7 @@ def test_a_way_is_found_in_any_precision(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:a .* does not go on from its cache")
 def test_caches_of_any_name_are_gone_on_from() -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2}
+    sizes: Any = {"hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 2}
     model = RwkvForCausalLM(RwkvConfig(vocab_size=64, eos_token_id=None, **sizes)).eval()
     wanted = IDS
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_a_model_without_a_cache_is_refused() -> None:
     model = OpenAIGPTLMHeadModel(
         OpenAIGPTConfig(vocab_size=64, n_embd=16, n_layer=1, n_head=2)
     ).eval()
-    with pytest.raises(NoCacheError, match=r"a OpenAIGPTLMHeadModel returns no cache .* generate"):
+    with pytest.raises(NoCacheError, match=r"a OpenAIGPTLMHeadModel returns no cache .*generate"):
         next(stream(model, IDS))
 
 

@@ -22,6 +22,8 @@ Count = Annotated[int, POSITIVE_INTEGER]
 CountOrZero = Annotated[int, NON_NEGATIVE_INTEGER]
 Positive = Annotated[float, POSITIVE_NUMBER]
 NonNegative = Annotated[float, NON_NEGATIVE_NUMBER]
+Share = Annotated[float, Range("above 0 and at most 1", False, lambda x: 0 < x <= 1)]
+AtLeastOne = Annotated[float, Range("finite, at least 1", False, lambda x: x >= 1)]
 
 
 def head_width(name: str, width: int, count: int) -> int:

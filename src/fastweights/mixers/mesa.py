@@ -22,7 +22,7 @@ from fastweights.layers import (
     split_heads,
     upcast,
 )
-from fastweights.layers.arguments import Count, NonNegative, Positive
+from fastweights.layers.arguments import Count, NonNegative, Positive, Share
 from fastweights.mixer import Mixer
 from fastweights.recurrence import ConjugateGradient, Mesa, Signed, Solver
 from fastweights.recurrence.streams import with_room
@@ -58,7 +58,7 @@ class MesaLayer(Mixer):
         steps: int = 30,
         tol: float | None = None,
         conv: Count = 4,
-        bound: Positive = 0.9975,
+        bound: Share = 0.9975,
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
         random_steps: bool = False,

@@ -47,7 +47,7 @@ class MLSTM(Mixer):
         exponential_forget: bool = False,
         expand_k: Positive = 1.0,
         bias: bool = True,
-        cap: float | None = None,
+        cap: Positive | None = None,
         eps: NonNegative = 1e-5,
     ) -> None:
         super().__init__(d)

@@ -16,7 +16,7 @@ from fastweights.layers import (
     head_width,
     project_each,
 )
-from fastweights.layers.arguments import Count, NonNegative, Positive
+from fastweights.layers.arguments import AtLeastOne, Count, NonNegative, Positive
 from fastweights.mixer import DeltaMixer
 from fastweights.recurrence import Preconditioned
 from fastweights.recurrence.streams import with_room
@@ -77,7 +77,7 @@ class PreconditionedGatedDeltaNet(_PreconditionedMixer):
         expand_v: Positive = 1.5,
         conv: Count = 4,
         negative: bool = False,
-        spread: Positive = 1.5,
+        spread: AtLeastOne = 1.5,
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
     ) -> None:
@@ -123,7 +123,7 @@ class PreconditionedKDA(_PreconditionedMixer):
         expand_v: Positive = 1.0,
         conv: Count = 4,
         negative: bool = False,
-        spread: Positive = 1.5,
+        spread: AtLeastOne = 1.5,
         eps: Positive = 1e-5,
         floor: NonNegative = 0.0,
     ) -> None:

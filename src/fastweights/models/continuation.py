@@ -154,11 +154,13 @@ def _agrees(model: nn.Module, ids: Tensor, whole: Tensor, way: Continuation) -> 
 
 def _say(model: nn.Module, way: Continuation) -> None:
     if way.most < inf:
-        warnings.warn(
-            f"a {type(model).__name__} does not go on from its cache with several tokens as it"
-            " reads them at once: a text is read at once, and what follows that token by token",
-            stacklevel=3,
+        how = (
+            "with several tokens as it reads them at once: a text is read at once, and what follows"
+            " that token by token"
+            if way.most
+            else "as it reads a text at once: to generate a token, all before it are read anew"
         )
+        warnings.warn(f"a {type(model).__name__} does not go on from its cache {how}", stacklevel=3)
 
 
 @contextmanager
