@@ -185,9 +185,18 @@ def launch_chunks(
 
 
 def chunk_states(
-    start: Tensor, k: Tensor | None, v: Tensor, log_decay: Tensor | None, chunks: Chunks
+    start: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    log_decay: Tensor | None,
+    chunks: Chunks,
+    *,
+    reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(the states ``[b h N, k, v]`` before the chunks, the one ``[b h k v]`` after the last).
+
+    In `reverse`, of the last state's gradient, the rows that read the states and the gradient of
+    what they read: (the gradients of the states after the chunks, that of the first state).
 
     Args:
         start: ``[b h k v]`` before the first token, in float32
@@ -203,9 +212,9 @@ def chunk_states(
     def walk(start: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
         programs = chunks.sequences * segments * tiles.blocks(chunks)
         arguments = (start, *streams, *written)
-        launch_chunks(states, programs, arguments, chunks, tiles, per_channel, span=span)
+        launch_chunks(states, programs, arguments, chunks, tiles, per_channel, reverse, span=span)
 
-    return found, walk_time(walk, start, found, chunks, log_decay is not None, reverse=False)
+    return found, walk_time(walk, start, found, chunks, log_decay is not None, reverse=reverse)
 
 
 def walk_time(

@@ -16,8 +16,6 @@ from fastweights.kernels.triton.chunks import (
     is_per_channel,
     launch_chunks,
     output_tiles,
-    state_tiles,
-    walk_time,
 )
 from fastweights.kernels.triton.operator import NoSettings, Streams
 from fastweights.kernels.triton.streams import Strided, side_by_side, strided
@@ -41,32 +39,6 @@ def reader_tiles(chunks: Chunks, *, per_channel: bool) -> Tiles:
     return Tiles(block_of(chunks.keys, 64 if wide else 32), block_of(chunks.values, 32), warps=8)
 
 
-def state_gradients(
-    d_final: Tensor, rows: Tensor, log_decay: Tensor | None, d_o: Tensor, chunks: Chunks
-) -> tuple[Tensor, Tensor]:
-    """The gradients of the states after the chunks ``[b h N, k, v]``, and of the one before the
-    first token ``[b h k v]``.
-
-    Args:
-        d_final: of the state after the last token, in float32
-        rows, log_decay: the streams that read the states, and that the states decay by
-        d_o: of what the rows read ``[b t h v]``, side by side
-        chunks: of these streams
-    """
-    from fastweights.kernels.triton.device.decay_backward import state_gradients as gradients
-
-    tiles = state_tiles(chunks)
-    streams, per_channel = strided(rows, log_decay, d_o), is_per_channel(log_decay)
-    found = d_o.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
-
-    def walk(after: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
-        programs = chunks.sequences * segments * tiles.blocks(chunks)
-        arguments = (after, *streams, *written)
-        launch_chunks(gradients, programs, arguments, chunks, tiles, per_channel, span=span)
-
-    return found, walk_time(walk, d_final, found, chunks, log_decay is not None, reverse=True)
-
-
 def value_gradients(
     rows: Tensor,
     k: Tensor | None,
@@ -82,10 +54,11 @@ def value_gradients(
     """The gradient of the values ``[b t h v]``, in their dtype.
 
     Args:
-        rows, log_decay, d_o: as in `state_gradients`
+        rows, log_decay: the streams that read the states, and that the states decay by
+        d_o: of what the rows read ``[b t h v]``, side by side
         k, v: the keys and values that the states were written with; no k stands for 1 - α
         scores: of `chunk_scores`
-        d_states: of `state_gradients`; None: what the states get is left out
+        d_states: of `chunk_states` in reverse; None: what the states get is left out
         chunks: of these streams
         strict: whether a row sees only the keys of tokens before it
     """
@@ -117,8 +90,8 @@ def reader_gradients(
     Args:
         rows, k, v, log_decay, d_o, strict: as in `value_gradients`
         states: of `chunk_states`
-        d_states: of `state_gradients`. None: only what these rows read counts, not what the keys
-            leave in the states, which another reader has counted
+        d_states: of `chunk_states` in reverse. None: only what these rows read counts, not what the
+            keys leave in the states, which another reader has counted
         chunks: of these streams
         wanted: which of the three are asked for
         before: those of another reader, to whose gradients of keys and log decays these are added
@@ -181,7 +154,7 @@ def decay_backward(
     d_o = side_by_side(d_o)
     d_states = d_start = d_v = None
     if for_start or for_k or for_v or for_decay:
-        d_states, d_start = state_gradients(d_final, q, log_decay, d_o, chunks)
+        d_states, d_start = chunk_states(d_final, q, d_o, log_decay, chunks, reverse=True)
     if for_v:
         assert d_states is not None
         d_v = value_gradients(q, k, v, log_decay, d_o, scores, d_states, chunks, strict=False)

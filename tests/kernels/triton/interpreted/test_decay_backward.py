@@ -12,7 +12,6 @@ from fastweights.kernels.triton.chunks import Chunks, chunk_scores, chunk_states
 from fastweights.kernels.triton.decay import TRITON_DECAY
 from fastweights.kernels.triton.decay_backward import (
     reader_gradients,
-    state_gradients,
     value_gradients,
 )
 from fastweights.recurrence import Decay
@@ -115,8 +114,10 @@ def test_a_second_reader_adds_to_the_gradients_of_the_first(
     chunks = Chunks.of(q, v, dtype)
     with poisoned_memory():
         states, _ = chunk_states(start, k, v, g, chunks)
-        d_states, d_start = state_gradients(d_final, q, g, d_o, chunks)
-        more, d_start_more = state_gradients(torch.zeros_like(d_final), e, g, d_y, chunks)
+        d_states, d_start = chunk_states(d_final, q, d_o, g, chunks, reverse=True)
+        more, d_start_more = chunk_states(
+            torch.zeros_like(d_final), e, d_y, g, chunks, reverse=True
+        )
         d_states += more
         first = reader_gradients(q, k, v, g, d_o, states, d_states, chunks, strict=False)
         both = reader_gradients(e, k, v, g, d_y, states, None, chunks, strict=True, before=first)

@@ -25,14 +25,46 @@ from fastweights.kernels.triton.device.scores import (
     plain_scores,
 )
 from fastweights.kernels.triton.device.tiles import (
+    block_of,
+    chunk_of,
     load_matrix,
+    load_or_zeros,
     load_tile,
     load_tile_transposed,
     multiply_add,
     multiply_wide_add,
+    segment_of,
+    state_block,
     store_matrix,
     store_tile,
 )
+
+
+@triton.jit
+def state_factors(
+    log_decay, at, columns, K: tl.constexpr, PER_CHANNEL: tl.constexpr, REVERSE: tl.constexpr
+):
+    """What the keys of a chunk are multiplied by [K, C], or [1, C] of a decay per head (write; in
+    REVERSE the rows by read), and Σ log2 α of the chunk.
+
+    `at`: batch, head, tokens, how many there are, the token behind the chunk.
+    """
+    b, h, tokens, length, end = at
+    if PER_CHANNEL:
+        g = load_decay_transposed(log_decay, b, h, tokens, length, columns, K)
+        sums = tl.sum(g, axis=1)
+        if REVERSE:
+            factors = tl.exp2(tl.cumsum(g, axis=1))
+        else:
+            factors = channel_write_transposed(log_decay, b, h, tokens, end, columns, K)
+    else:
+        g = load_head_decay(log_decay, b, h, tokens, length)
+        sums = tl.sum(g, axis=0)
+        if REVERSE:
+            factors = head_read(g)[None, :]
+        else:
+            factors = head_write(log_decay, b, h, tokens, end)[None, :]
+    return factors, sums
 
 
 @triton.jit(do_not_specialize=["length", "span"])
@@ -53,9 +85,11 @@ def states(
     BK: tl.constexpr,
     BV: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
+    REVERSE: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """The states before the chunks of one segment of `span` chunks, one after the other.
+    """The states before the chunks of one segment of `span` chunks, one after the other. REVERSE:
+    from the last to the first, for rows as k and dO as v: the gradients of the states after them.
 
     One program per sequence, head and segment, block of K and block of V, in this order.
 
@@ -66,45 +100,26 @@ def states(
         final: ``[b h segments, K, V]`` after each segment, or None
         totals: ``[b h segments, K]``, or None: Σ log2 α of each segment
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    place = tl.program_id(0)
-    v_block = place % v_blocks
-    across = v_block * BV + tl.arange(0, BV)
-    down = (place // v_blocks % k_blocks) * BK + tl.arange(0, BK)
-    place = place // (v_blocks * k_blocks)
-    chunks = tl.cdiv(length, C)
-    segments = tl.cdiv(chunks, span)
-    sequence, segment = place // segments, place % segments
-    b, h = sequence // heads, sequence % heads
-
-    if start is not None:
-        state = load_matrix(start, place, down, K, across, V)
-    else:
-        state = tl.zeros([BK, BV], tl.float32)
+    down, across, v_block, place = state_block(K, V, BK, BV)
+    sequence, b, h, chunks, begin, end = segment_of(place, length, heads, span, C)
+    state = load_or_zeros(start, place, down, K, across, V)
     if totals is not None:
         total = tl.zeros([BK], tl.float32)
-    for n in range(segment * span, tl.minimum(segment * span + span, chunks)):
+    for i in range(begin, end):
+        n = begin + end - 1 - i if REVERSE else i
         if found is not None:
             index = tl.cast(sequence, tl.int64) * chunks + n
             store_matrix(found, index, down, K, across, V, state)
-        rows = n * C + tl.arange(0, C)
-        keys = load_keys_transposed(k, log_decay, b, h, rows, length, down, K).to(tl.float32)
-        values = load_tile(v, b, h, rows, length, across, V)
-        # S' = carry ∘ S + (k ∘ write)ᵀ V
-        if log_decay is None:
-            state = multiply_add(keys, values, state, KIND)
-        elif PER_CHANNEL:
-            g = load_decay_transposed(log_decay, b, h, rows, length, down, K)
-            sums = tl.sum(g, axis=1)
-            end = tl.minimum(n * C + C, length)
-            keys *= channel_write_transposed(log_decay, b, h, rows, end, down, K)
-            state = multiply_add(keys, values, state * tl.exp2(sums)[:, None], KIND)
-        else:
-            sums = tl.sum(load_head_decay(log_decay, b, h, rows, length), axis=0)
-            end = tl.minimum(n * C + C, length)
-            keys *= head_write(log_decay, b, h, rows, end)[None, :]
-            state = multiply_add(keys, values, state * tl.exp2(sums), KIND)
+        tokens = n * C + tl.arange(0, C)
+        keys = load_keys_transposed(k, log_decay, b, h, tokens, length, down, K).to(tl.float32)
+        values = load_tile(v, b, h, tokens, length, across, V)
+        # S' = carry ∘ S + (k ∘ write)ᵀ V;  dS = carry ∘ dS' + (rows ∘ read)ᵀ dO
+        if log_decay is not None:
+            at = (b, h, tokens, length, tl.minimum(n * C + C, length))
+            factors, sums = state_factors(log_decay, at, down, K, PER_CHANNEL, REVERSE)
+            keys *= factors
+            state *= tl.exp2(sums)[:, None] if PER_CHANNEL else tl.exp2(sums)
+        state = multiply_add(keys, values, state, KIND)
         if totals is not None:
             total += sums
     if final is not None:
@@ -139,13 +154,7 @@ def segment_starts(
         totals: ``[b h segments, K]``: Σ log2 α; None: nothing decays
         found: ``[b h segments, K, V]``
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    place = tl.program_id(0)
-    across = (place % v_blocks) * BV + tl.arange(0, BV)
-    down = (place // v_blocks % k_blocks) * BK + tl.arange(0, BK)
-    sequence = place // (v_blocks * k_blocks)
-
+    down, across, _, sequence = state_block(K, V, BK, BV)
     state = load_matrix(start, sequence, down, K, across, V)
     for passed in range(segments):
         segment = segments - 1 - passed if REVERSE else passed
@@ -181,12 +190,8 @@ def scores(
         found: ``[b h N, C, C]``
         steep: ``[b h N]``: whether a chunk is left to `steep_scores`
     """
-    index = tl.program_id(0)
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    inside = tl.arange(0, C)
-    tokens = n * C + inside
+    index, inside = tl.program_id(0), tl.arange(0, C)
+    b, h, _, tokens = chunk_of(index, length, heads, C)
     products, mild = mild_scores(rows, k, log_decay, b, h, tokens, length, K, C, BK, KIND)
     tl.store(steep + index, 1 - mild.to(tl.int32))
     if mild:
@@ -210,14 +215,10 @@ def steep_scores(
     KIND: tl.constexpr,
 ):
     """P of the chunks that `scores` left, by levels; its arguments."""
-    index = tl.program_id(0)
+    index, inside = tl.program_id(0), tl.arange(0, C)
     if tl.load(steep + index) == 0:
         return
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    inside = tl.arange(0, C)
-    tokens = n * C + inside
+    b, h, _, tokens = chunk_of(index, length, heads, C)
     total = tl.zeros([C, C], tl.float32)
     if not STRICT:
         # a token with its own key: nothing decays
@@ -259,14 +260,9 @@ def outputs(
         states: ``[b h N, K, V]`` before each chunk
         o: the stream that is written
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    across = (tl.program_id(0) % v_blocks) * BV + tl.arange(0, BV)
-    index = tl.program_id(0) // v_blocks
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
+    _, across, index = block_of(V, BV)
+    b, h, _, tokens = chunk_of(index, length, heads, C)
     inside = tl.arange(0, C)
-    tokens = n * C + inside
 
     total = tl.zeros([C, BV], tl.float32)
     if scores is None:

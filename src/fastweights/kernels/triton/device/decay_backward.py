@@ -26,7 +26,6 @@ from fastweights.kernels.triton.device.scores import (
     head_write,
     level_sums,
     load_decay,
-    load_decay_transposed,
     load_head_decay,
     load_keys,
     middle_sums,
@@ -35,97 +34,16 @@ from fastweights.kernels.triton.device.scores import (
     reaches,
 )
 from fastweights.kernels.triton.device.tiles import (
+    block_of,
+    chunk_of,
     load_matrix,
     load_tile,
     load_tile_transposed,
     multiply_add,
     multiply_wide,
     multiply_wide_add,
-    store_matrix,
     store_tile,
 )
-
-
-@triton.jit(do_not_specialize=["length", "span"])
-def state_gradients(
-    after,
-    rows,
-    log_decay,
-    d_o,
-    found,
-    before,
-    totals,
-    length,
-    heads,
-    span,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-    KIND: tl.constexpr,
-):
-    """The gradients of the states after the chunks of one segment of `span` chunks, from the last
-    to the first.
-
-    One program per sequence, head and segment, block of K and block of V, in this order.
-
-    Args:
-        after: ``[b h segments, K, V]``: of the state after each segment; None: zeros
-        rows, log_decay: the streams; log_decay is None where nothing decays
-        d_o: the stream of upstream gradients
-        found: ``[b h N, K, V]``, or None: they are not kept
-        before: ``[b h segments, K, V]``: of the state before each segment, or None
-        totals: ``[b h segments, K]``, or None: Σ log2 α of each segment
-    """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    place = tl.program_id(0)
-    v_block = place % v_blocks
-    across = v_block * BV + tl.arange(0, BV)
-    down = (place // v_blocks % k_blocks) * BK + tl.arange(0, BK)
-    place = place // (v_blocks * k_blocks)
-    chunks = tl.cdiv(length, C)
-    segments = tl.cdiv(chunks, span)
-    sequence, segment = place // segments, place % segments
-    b, h = sequence // heads, sequence % heads
-    end = tl.minimum(segment * span + span, chunks)
-
-    if after is not None:
-        d_state = load_matrix(after, place, down, K, across, V)
-    else:
-        d_state = tl.zeros([BK, BV], tl.float32)
-    if totals is not None:
-        total = tl.zeros([BK], tl.float32)
-    for passed in range(end - segment * span):
-        n = end - 1 - passed
-        if found is not None:
-            index = tl.cast(sequence, tl.int64) * chunks + n
-            store_matrix(found, index, down, K, across, V, d_state)
-        tokens = n * C + tl.arange(0, C)
-        queries = load_tile_transposed(rows, b, h, tokens, length, down, K).to(tl.float32)
-        upstream = load_tile(d_o, b, h, tokens, length, across, V)
-        # dS = (rows ∘ read)ᵀ dO + carry ∘ dS'
-        if log_decay is None:
-            d_state = multiply_add(queries, upstream, d_state, KIND)
-        elif PER_CHANNEL:
-            g = load_decay_transposed(log_decay, b, h, tokens, length, down, K)
-            sums = tl.sum(g, axis=1)
-            queries *= tl.exp2(tl.cumsum(g, axis=1))
-            d_state = multiply_add(queries, upstream, d_state * tl.exp2(sums)[:, None], KIND)
-        else:
-            g = load_head_decay(log_decay, b, h, tokens, length)
-            sums = tl.sum(g, axis=0)
-            queries *= head_read(g)[None, :]
-            d_state = multiply_add(queries, upstream, d_state * tl.exp2(sums), KIND)
-        if totals is not None:
-            total += sums
-    if before is not None:
-        store_matrix(before, place, down, K, across, V, d_state)
-    if totals is not None:
-        places = tl.cast(place, tl.int64) * K + down
-        tl.store(totals + places, total, mask=(down < K) & (v_block == 0))
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -150,20 +68,15 @@ def value_gradients(
     """dV = Pᵀ dO + (k ∘ write) dS': one program per chunk and block of V, in this order.
 
     Args:
-        rows, log_decay, d_o: as in `state_gradients`
-        k: the stream of keys; None: 1 - α
+        rows, k, log_decay, d_o: streams; k is None where the key is 1 - α, log_decay where nothing
+            decays
         scores: P of a decay per channel ``[b h N, C, C]``; None for others, whose P is made here
         d_states: ``[b h N, K, V]``: of the state after each chunk; None: only Pᵀ dO is found
         d_v: the stream that is written
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    across = (tl.program_id(0) % v_blocks) * BV + tl.arange(0, BV)
-    index = tl.program_id(0) // v_blocks
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    inside = tl.arange(0, C)
-    tokens = n * C + inside
+    _, across, index = block_of(V, BV)
+    b, h, start, tokens = chunk_of(index, length, heads, C)
+    inside, end = tl.arange(0, C), tl.minimum(start + C, length)
 
     total = tl.zeros([C, BV], tl.float32)
     if scores is None:
@@ -177,7 +90,6 @@ def value_gradients(
         if d_states is not None:
             d_state = load_matrix(d_states, index, columns, K, across, V)
             if scores is not None:
-                end = tl.minimum(n * C + C, length)
                 write = channel_suffix(log_decay, b, h, tokens, end, columns, K)
                 keys = keys.to(tl.float32) * write
             total = multiply_wide_add(keys, d_state, total, KIND)
@@ -187,7 +99,6 @@ def value_gradients(
     elif log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
         weights *= pair_decay_transposed(g, C, STRICT)
-        end = tl.minimum(n * C + C, length)
         total *= head_write(log_decay, b, h, tokens, end)[:, None]
     else:
         weights = tl.where(causal_transposed(C, STRICT), weights, 0.0)
@@ -344,13 +255,8 @@ def reader_gradients(
         d_k_before: a stream that is added to d_k, or None
     """
     k_blocks: tl.constexpr = (K + BK - 1) // BK
-    block = tl.program_id(0) % k_blocks
-    columns = block * BK + tl.arange(0, BK)
-    index = tl.program_id(0) // k_blocks
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    tokens = n * C + tl.arange(0, C)
+    block, columns, index = block_of(K, BK)
+    b, h, start, tokens = chunk_of(index, length, heads, C)
 
     pairs = pair_gradients(v, d_o, b, h, tokens, length, V, C, BV, KIND)
     d_queries, d_keys, d_carry = state_products(
@@ -365,7 +271,7 @@ def reader_gradients(
         d_keys = multiply_wide_add(seen, queries, d_keys, KIND)
     else:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        end = tl.minimum(n * C + C, length)
+        end = tl.minimum(start + C, length)
         d_queries *= head_read(g)[:, None]
         d_keys *= head_write(log_decay, b, h, tokens, end)[:, None]
         d_end = tl.sum(keys * d_keys, axis=0) + d_carry * tl.exp2(tl.sum(g, axis=0))
@@ -419,13 +325,8 @@ def channel_reader_gradients(
         d_k_before, d_log_decay_before: streams that are added to them, or None
         steep: ``[b h N, blocks of K]``: which are left to `steep_reader_gradients`
     """
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    columns = (tl.program_id(0) % k_blocks) * BK + tl.arange(0, BK)
-    index = tl.program_id(0) // k_blocks
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    tokens = n * C + tl.arange(0, C)
+    _, columns, index = block_of(K, BK)
+    b, h, _, tokens = chunk_of(index, length, heads, C)
 
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
     mild = tl.min(reaches(g, C), axis=0) > MILD
@@ -490,13 +391,8 @@ def steep_reader_gradients(
     """What `channel_reader_gradients` left, by levels; its arguments."""
     if tl.load(steep + tl.program_id(0)) == 0:
         return
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    columns = (tl.program_id(0) % k_blocks) * BK + tl.arange(0, BK)
-    index = tl.program_id(0) // k_blocks
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    tokens = n * C + tl.arange(0, C)
+    _, columns, index = block_of(K, BK)
+    b, h, start, tokens = chunk_of(index, length, heads, C)
 
     pairs = pair_gradients(v, d_o, b, h, tokens, length, V, C, BV, KIND)
     d_queries, d_keys, d_carry = state_products(
@@ -504,7 +400,7 @@ def steep_reader_gradients(
     )
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
     d_queries *= head_read(g)
-    end = tl.minimum(n * C + C, length)
+    end = tl.minimum(start + C, length)
     d_keys *= channel_suffix(log_decay, b, h, tokens, end, columns, K)
     keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
     d_end = tl.sum(keys * d_keys, axis=0) + d_carry * tl.exp2(tl.sum(g, axis=0))

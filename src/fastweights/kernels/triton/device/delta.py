@@ -27,17 +27,23 @@ from fastweights.kernels.triton.device.scores import (
     pair_decay,
 )
 from fastweights.kernels.triton.device.tiles import (
+    block_of,
+    chunk_of,
     load_column,
     load_matrix,
     load_matrix_transposed,
+    load_or_zeros,
     load_tile,
     load_tile_transposed,
     multiply,
     multiply_add,
     multiply_wide,
     multiply_wide_add,
+    segment_of,
+    state_block,
     store_matrix,
     store_tile,
+    store_where_kept,
 )
 
 
@@ -58,12 +64,8 @@ def scores(
 
     `decay.scores` makes that of a decay per channel.
     """
-    index = tl.program_id(0)
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    inside = tl.arange(0, C)
-    tokens = n * C + inside
+    index, inside = tl.program_id(0), tl.arange(0, C)
+    b, h, _, tokens = chunk_of(index, length, heads, C)
     products = tl.zeros([C, C], tl.float32)
     for first in range(0, K, BK):
         columns = first + tl.arange(0, BK)
@@ -92,23 +94,20 @@ def solve(scores, beta, resolvent, length, heads, C: tl.constexpr):
         beta: a stream
         resolvent: ``[b h N, C, C]``, which is written
     """
-    index = tl.program_id(0)
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    inside = tl.arange(0, 16)
+    index, inside = tl.program_id(0), tl.arange(0, 16)
+    b, h, first, _ = chunk_of(index, length, heads, C)
     one = inside[:, None] == inside[None, :]
     diagonal = ()
     for i in tl.static_range(C // 16):
         rows = i * 16 + inside
-        strengths = load_column(beta, b, h, n * C + rows, length).to(tl.float32)
+        strengths = load_column(beta, b, h, first + rows, length).to(tl.float32)
         products = load_matrix(scores, index, rows, C, rows, C).to(tl.float32)
         block = resolve(products, strengths, 16)
         store_matrix(resolvent, index, rows, C, rows, C, block)
         diagonal += (block,)
     for j in tl.static_range(C // 16):
         columns = j * 16 + inside
-        strengths = load_column(beta, b, h, n * C + columns, length).to(tl.float32)
+        strengths = load_column(beta, b, h, first + columns, length).to(tl.float32)
         # (I + β_j R_jj), then β_m R_mj for m > j
         factors = (tl.where(one, 1.0, strengths[:, None] * diagonal[j]),)
         for i in tl.static_range(C // 16):
@@ -118,7 +117,7 @@ def solve(scores, beta, resolvent, length, heads, C: tl.constexpr):
                 for m in tl.static_range(j, i):
                     products = load_matrix(scores, index, rows, C, m * 16 + inside, C)
                     block = multiply_add(products, factors[m - j], block, tl.float32)
-                strengths = load_column(beta, b, h, n * C + rows, length).to(tl.float32)
+                strengths = load_column(beta, b, h, first + rows, length).to(tl.float32)
                 left = tl.where(one, 1.0, diagonal[i] * strengths[None, :])
                 block = -multiply(left, block, tl.float32)
                 factors += (strengths[:, None] * block,)
@@ -173,13 +172,8 @@ def decay_ends(
         reading, erasing, writing: the streams q ∘ read, e ∘ read and k ∘ write, which are written
         carries: ``[b h N, 1, K]``, which is written
     """
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    columns = (tl.program_id(0) % k_blocks) * BK + tl.arange(0, BK)
-    index = tl.program_id(0) // k_blocks
-    chunks = tl.cdiv(length, C)
-    sequence, n = index // chunks, index % chunks
-    b, h = sequence // heads, sequence % heads
-    tokens = n * C + tl.arange(0, C)
+    _, columns, index = block_of(K, BK)
+    b, h, start, tokens = chunk_of(index, length, heads, C)
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
     read = channel_read(g, C, KIND)
     rows = load_tile(e, b, h, tokens, length, columns, K)
@@ -188,7 +182,7 @@ def decay_ends(
         rows = load_tile(q, b, h, tokens, length, columns, K)
         store_tile(reading, b, h, tokens, length, columns, K, rows * read)
     rows = load_tile(k, b, h, tokens, length, columns, K)
-    write = channel_suffix(log_decay, b, h, tokens, tl.minimum(n * C + C, length), columns, K)
+    write = channel_suffix(log_decay, b, h, tokens, tl.minimum(start + C, length), columns, K)
     store_tile(writing, b, h, tokens, length, columns, K, rows * write)
     carry = tl.exp2(tl.sum(g, axis=0))[None, :]
     store_matrix(carries, index, tl.arange(0, 1), 1, columns, K, carry)
@@ -234,28 +228,18 @@ def states(
         written, missing: the streams u and d, or None: not kept
         final: ``[b h segments, K, V]`` after each segment, or None
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    across = (tl.program_id(0) % v_blocks) * BV + tl.arange(0, BV)
-    down = tl.arange(0, BK)
-    inside = tl.arange(0, C)
-    place = tl.program_id(0) // v_blocks
-    chunks = tl.cdiv(length, C)
-    segments = tl.cdiv(chunks, span)
-    sequence, segment = place // segments, place % segments
-    b, h = sequence // heads, sequence % heads
+    _, across, place = block_of(V, BV)
+    sequence, b, h, chunks, begin, stop = segment_of(place, length, heads, span, C)
+    down, inside = tl.arange(0, BK), tl.arange(0, C)
 
-    if start is not None:
-        state = load_matrix(start, place, down, K, across, V).to(tl.float32)
-    elif v is None:
+    state = load_or_zeros(start, place, down, K, across, V)
+    if start is None and v is None:
         state = tl.where(down[:, None] == across[None, :], 1.0, 0.0)
-    else:
-        state = tl.zeros([BK, BV], tl.float32)
-    for n in range(segment * span, tl.minimum(segment * span + span, chunks)):
+    for n in range(begin, stop):
         index = tl.cast(sequence, tl.int64) * chunks + n
         if found is not None:
             store_matrix(found, index, down, K, across, V, state)
-        tokens = n * C + inside
-        end = tl.minimum(n * C + C, length)
+        tokens, end = n * C + inside, tl.minimum(n * C + C, length)
         erasing = load_tile(e, b, h, tokens, length, down, K)
         keys = load_tile_transposed(k, b, h, tokens, length, down, K)
         strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
@@ -275,10 +259,8 @@ def states(
         system = load_matrix(resolvent, index, inside, C, inside, C)
         lacking = multiply_add(system, strengths * lacking, lacking, KIND)
         values = strengths * lacking
-        if written is not None:
-            store_tile(written, b, h, tokens, length, across, V, values)
-        if missing is not None:
-            store_tile(missing, b, h, tokens, length, across, V, lacking)
+        store_where_kept(written, b, h, tokens, length, across, V, values)
+        store_where_kept(missing, b, h, tokens, length, across, V, lacking)
         # S' = carry ∘ S + (k ∘ write)ᵀ u
         if log_decay is not None:
             values *= head_write(log_decay, b, h, tokens, end)[:, None]
@@ -312,12 +294,7 @@ def advance(
         starts: ``[b h segments, K, V]``; the next is written
         final: ``[b h, K, V]``, written where no segment is next
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    place = tl.program_id(0)
-    across = (place % v_blocks) * BV + tl.arange(0, BV)
-    down = (place // v_blocks % k_blocks) * BK + tl.arange(0, BK)
-    sequence = place // (v_blocks * k_blocks)
+    down, across, _, sequence = state_block(K, V, BK, BV)
     index = tl.cast(sequence, tl.int64) * segments + segment
 
     state = load_matrix(ends, index, down, K, across, V)
@@ -335,6 +312,73 @@ def advance(
         store_matrix(starts, index, down, K, across, V, state)
     else:
         store_matrix(final, sequence, down, K, across, V, state)
+
+
+@triton.jit
+def write_gradients(
+    d_state,
+    d_written,
+    streams,
+    at,
+    down,
+    across,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """dU = Pᵀ dO + (k ∘ write) dS' of a chunk [C, BV], where `d_written` is the stream of Pᵀ dO.
+
+    `streams`: k, log_decay; `at`: batch, head, tokens, their number, the one behind the chunk.
+    """
+    k, log_decay = streams
+    b, h, tokens, length, end = at
+    keys = load_tile(k, b, h, tokens, length, down, K)
+    d_values = load_tile(d_written, b, h, tokens, length, across, V).to(tl.float32)
+    if log_decay is None:
+        d_values = multiply_wide_add(keys, d_state, d_values, KIND)
+    else:
+        write = head_write(log_decay, b, h, tokens, end)
+        d_values += multiply_wide(keys, d_state, KIND) * write[:, None]
+    return d_values
+
+
+@triton.jit
+def decay_state(state, log_decay, carries, index, at, down, K: tl.constexpr):
+    """carry ∘ S of a chunk: of a decay per head, or per channel; `at` as in `write_gradients`."""
+    b, h, tokens, length, end = at
+    if log_decay is not None:
+        state *= tl.exp2(tl.sum(load_head_decay(log_decay, b, h, tokens, length), axis=0))
+    if carries is not None:
+        state *= load_matrix_transposed(carries, index, tl.arange(0, 1), 1, down, K)
+    return state
+
+
+@triton.jit
+def add_read_gradients(
+    d_state,
+    d_erased,
+    streams,
+    at,
+    down,
+    across,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """dS with (q ∘ read)ᵀ dO - (e ∘ read)ᵀ (β ∘ λ), where `d_erased` is β ∘ λ [C, BV].
+
+    `streams`: q, e, dO, log_decay; `at` as in `write_gradients`.
+    """
+    q, e, d_o, log_decay = streams
+    b, h, tokens, length, end = at
+    queries = load_tile_transposed(q, b, h, tokens, length, down, K)
+    upstream = load_tile(d_o, b, h, tokens, length, across, V)
+    if log_decay is not None:
+        read = head_read(load_head_decay(log_decay, b, h, tokens, length))[:, None]
+        upstream, d_erased = upstream * read, d_erased * read
+    d_state = multiply_add(queries, upstream, d_state, KIND)
+    erasing = load_tile_transposed(e, b, h, tokens, length, down, K)
+    return multiply_wide_add(erasing, -d_erased, d_state, KIND)
 
 
 @triton.jit(do_not_specialize=["length", "span"])
@@ -384,61 +428,35 @@ def state_gradients(
         before: ``[b h segments, K, V]``: of the state before each segment, or None
     """
     v_blocks: tl.constexpr = (V + BV - 1) // BV
-    block = tl.program_id(0) % v_blocks
-    across = block * BV + tl.arange(0, BV)
-    down = tl.arange(0, BK)
-    inside = tl.arange(0, C)
-    place = tl.program_id(0) // v_blocks
-    chunks = tl.cdiv(length, C)
-    segments = tl.cdiv(chunks, span)
-    sequence, segment = place // segments, place % segments
-    b, h = sequence // heads, sequence % heads
-    last = tl.minimum(segment * span + span, chunks) - 1
+    block, across, place = block_of(V, BV)
+    sequence, b, h, chunks, begin, stop = segment_of(place, length, heads, span, C)
+    down, inside = tl.arange(0, BK), tl.arange(0, C)
 
-    if after is not None:
-        d_state = load_matrix(after, place, down, K, across, V).to(tl.float32)
-    else:
-        d_state = tl.zeros([BK, BV], tl.float32)
-    for passed in range(last + 1 - segment * span):
-        n = last - passed
+    d_state = load_or_zeros(after, place, down, K, across, V)
+    for passed in range(stop - begin):
+        n = stop - 1 - passed
         index = tl.cast(sequence, tl.int64) * chunks + n
-        tokens = n * C + inside
-        end = tl.minimum(n * C + C, length)
-        keys = load_tile(k, b, h, tokens, length, down, K)
+        tokens, end = n * C + inside, tl.minimum(n * C + C, length)
+        at = (b, h, tokens, length, end)
         strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
-        d_values = load_tile(d_written, b, h, tokens, length, across, V).to(tl.float32)
         if missing is not None:
             store_matrix(found, index, down, K, across, V, d_state)
-        # dU = Pᵀ dO + (k ∘ write) dS';  carry ∘ dS'
-        if log_decay is None:
-            d_values = multiply_wide_add(keys, d_state, d_values, KIND)
-        else:
-            g = load_head_decay(log_decay, b, h, tokens, length)
-            write = head_write(log_decay, b, h, tokens, end)
-            d_values += multiply_wide(keys, d_state, KIND) * write[:, None]
-            d_state *= tl.exp2(tl.sum(g, axis=0))
-        if carries is not None:
-            d_state *= load_matrix_transposed(carries, index, tl.arange(0, 1), 1, down, K)
+        # dU = Pᵀ dO + (k ∘ write) dS'
+        d_values = write_gradients(d_state, d_written, (k, log_decay), at, down, across, K, V, KIND)
+        d_state = decay_state(d_state, log_decay, carries, index, at, down, K)
         # λ = dU + Rᵀ (β ∘ dU)
         system = load_matrix_transposed(resolvent, index, inside, C, inside, C)
         d_values = multiply_wide_add(system, strengths * d_values, d_values, KIND)
+        erased = strengths * d_values
         if missing is not None:
-            # dβ = Σ λ ∘ d
+            # dβ = Σ λ ∘ d, dv = β ∘ λ, and what d lacks of the reading has -β ∘ λ
             lacking = load_tile(missing, b, h, tokens, length, across, V).to(tl.float32)
             strength = tl.sum(d_values * lacking, axis=1)[:, None]
             store_tile(d_beta, b, h, tokens, length, block + tl.arange(0, 1), v_blocks, strength)
-        d_values = strengths * d_values
-        if missing is not None:
-            store_tile(d_v, b, h, tokens, length, across, V, d_values)
-            store_tile(d_erased, b, h, tokens, length, across, V, -d_values)
+            store_tile(d_v, b, h, tokens, length, across, V, erased)
+            store_tile(d_erased, b, h, tokens, length, across, V, -erased)
         # dS = (q ∘ read)ᵀ dO + carry ∘ dS' - (e ∘ read)ᵀ (β ∘ λ)
-        queries = load_tile_transposed(q, b, h, tokens, length, down, K)
-        upstream = load_tile(d_o, b, h, tokens, length, across, V)
-        if log_decay is not None:
-            read = head_read(g)[:, None]
-            upstream, d_values = upstream * read, d_values * read
-        d_state = multiply_add(queries, upstream, d_state, KIND)
-        erasing = load_tile_transposed(e, b, h, tokens, length, down, K)
-        d_state = multiply_wide_add(erasing, -d_values, d_state, KIND)
+        streams = (q, e, d_o, log_decay)
+        d_state = add_read_gradients(d_state, erased, streams, at, down, across, K, V, KIND)
     if before is not None:
         store_matrix(before, place, down, K, across, V, d_state)

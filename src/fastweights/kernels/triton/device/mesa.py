@@ -12,9 +12,12 @@ from fastweights.kernels.triton.device.scores import (
 from fastweights.kernels.triton.device.tiles import (
     load_column,
     load_matrix,
+    load_or_zeros,
     load_tile,
     load_tile_transposed,
     multiply_add,
+    segment_of,
+    state_block,
     store_matrix,
     store_tile_transposed,
 )
@@ -105,24 +108,11 @@ def gram_states(
         totals: ``[b h segments, K]``, or None: Σ log2 γ of each segment
         matrices: b h N
     """
-    row_blocks: tl.constexpr = (K + BR - 1) // BR
-    column_blocks: tl.constexpr = (K + BC - 1) // BC
-    place = tl.program_id(0)
-    column_block = place % column_blocks
-    across = column_block * BC + tl.arange(0, BC)
-    down = (place // column_blocks % row_blocks) * BR + tl.arange(0, BR)
-    place = place // (column_blocks * row_blocks)
-    chunks = tl.cdiv(length, C)
-    segments = tl.cdiv(chunks, span)
-    sequence, segment = place // segments, place % segments
-    b, h = sequence // heads, sequence % heads
-
-    if start is not None:
-        gram = load_matrix(start, place, down, K, across, K)
-    else:
-        gram = tl.zeros([BR, BC], tl.float32)
+    down, across, column_block, place = state_block(K, K, BR, BC)
+    sequence, b, h, chunks, begin, end = segment_of(place, length, heads, span, C)
+    gram = load_or_zeros(start, place, down, K, across, K)
     total = tl.zeros([BR], tl.float32)
-    for chunk in range(segment * span, tl.minimum(chunks, (segment + 1) * span)):
+    for chunk in range(begin, end):
         if found is not None:
             index = tl.cast(sequence, tl.int64) * chunks + chunk
             parts = split(gram, PARTS)
@@ -152,6 +142,49 @@ def apply(grams, keys, keys_transposed, weights, read, p, parts: tl.constexpr):
     product = multiply_parts(grams, p, tl.zeros_like(p), parts) * read[None, :]
     scores = multiply_parts(keys, p, tl.zeros_like(weights), parts) * weights
     return multiply_parts(keys_transposed, scores, product, parts)
+
+
+@triton.jit
+def load_grams(states, place, matrices, columns, K: tl.constexpr, parts: tl.constexpr):
+    """(H of a chunk in its parts, its diagonal [K])"""
+    grams = ()
+    diagonal = tl.zeros(columns.shape, tl.float32)
+    for part in tl.static_range(parts):
+        index = place + part * matrices
+        grams = grams + (load_matrix(states, index, columns, K, columns, K),)
+        places = states + index * (K * K) + columns * (K + 1)
+        diagonal += tl.load(places, mask=columns < K, other=0.0).to(tl.float32)
+    return grams, diagonal
+
+
+@triton.jit
+def iterate(system, fixed, found, left, enough, max_steps, C: tl.constexpr, parts: tl.constexpr):
+    """(x, the steps of every token [C]) from a first x and its residual, until all have converged.
+
+    `system`: what `apply` takes of the chunk; `fixed`: Λ; `enough`: ‖r‖² of a token that has
+    converged.
+    """
+    grams, keys, keys_transposed, weights, read = system
+    direction = left
+    residual = tl.sum(left * left, 0)
+    # ‖r‖² of a token that has converged is 0 from then on: it stays where it is
+    residual = tl.where(residual > enough, residual, 0.0)
+    taken = tl.zeros([C], tl.int32)
+    step = 0
+    while (step < max_steps) & (tl.max(residual, 0) > 0):
+        taken += (residual > 0).to(tl.int32)
+        # size = ‖r‖² / p·(H + Λ) p;  x + size p;  r - size (H + Λ) p
+        product = apply(grams, keys, keys_transposed, weights, read, direction, parts)
+        product += fixed * direction
+        size = ratio(residual, tl.sum(direction * product, 0))
+        found += size[None, :] * direction
+        left -= size[None, :] * product
+        # p' = r' + ‖r'‖² / ‖r‖² p
+        after = tl.sum(left * left, 0)
+        direction = left + ratio(after, residual)[None, :] * direction
+        residual = tl.where((after > enough) & (residual > 0), after, 0.0)
+        step += 1
+    return found, taken
 
 
 @triton.jit(do_not_specialize=["length", "chunks", "matrices", "max_steps"])
@@ -199,16 +232,7 @@ def conjugate_gradients(
 
     key = load_tile(k, b, h, tokens, length, columns, K)
     keys, keys_transposed = split_stream(key, PARTS), split_stream(tl.trans(key), PARTS)
-    high = load_matrix(states, place, columns, K, columns, K)
-    middle = load_matrix(states, place + matrices, columns, K, columns, K)
-    if PARTS == 2:
-        grams = (high, middle)
-    else:
-        grams = (high, middle, load_matrix(states, place + 2 * matrices, columns, K, columns, K))
-    diagonal_gram = tl.zeros([BK], tl.float32)
-    for part in tl.static_range(PARTS):
-        places = states + (place + part * matrices) * (K * K) + columns * (K + 1)
-        diagonal_gram += tl.load(places, mask=columns < K, other=0.0).to(tl.float32)
+    grams, diagonal_gram = load_grams(states, place, matrices, columns, K, PARTS)
 
     # weights: β_s ∏_{s<r≤t} γ_r [s, t], read: ∏_{r≤t} γ_r
     g = load_decays(log_decay, b, h, tokens, length)
@@ -232,27 +256,10 @@ def conjugate_gradients(
     found = wanted / diagonal
     left = wanted - apply(grams, keys, keys_transposed, weights, read, found, PARTS)
     left -= fixed * found
-    direction = left
     residual = tl.sum(left * left, 0)
     enough = tl.maximum(tol * tol * residual, tl.sum(wanted * wanted, 0) * ROUNDING)
-    # ‖r‖² of a token that has converged is 0 from then on: it stays where it is
-    residual = tl.where(residual > enough, residual, 0.0)
-    taken = tl.zeros([C], tl.int32)
-
-    step = 0
-    while (step < max_steps) & (tl.max(residual, 0) > 0):
-        if steps is not None:
-            taken += (residual > 0).to(tl.int32)
-        product = apply(grams, keys, keys_transposed, weights, read, direction, PARTS)
-        product += fixed * direction
-        size = ratio(residual, tl.sum(direction * product, 0))
-        found += size[None, :] * direction
-        left -= size[None, :] * product
-        after = tl.sum(left * left, 0)
-        direction = left + ratio(after, residual)[None, :] * direction
-        residual = tl.where((after > enough) & (residual > 0), after, 0.0)
-        step += 1
-
+    system = (grams, keys, keys_transposed, weights, read)
+    found, taken = iterate(system, fixed, found, left, enough, max_steps, C, PARTS)
     store_tile_transposed(x, b, h, tokens, length, columns, K, found * scale[None, :])
     if steps is not None:
         tl.store(steps + head * length + tokens, taken, mask=tokens < length)

@@ -187,6 +187,69 @@ def state_before(
     return s
 
 
+@triton.jit
+def segment_of(T, n, span, segments, LANES: tl.constexpr):
+    """(block of channels, sequence and segment as one index, sequence, segment, its first token,
+    the one behind it) of a program.
+    """
+    blocks = tl.cdiv(n, LANES)
+    index = tl.program_id(0) // blocks
+    first = index % segments * span
+    stop = tl.minimum(first + span, T)
+    return tl.program_id(0) % blocks, index, index // segments, index % segments, first, stop
+
+
+@triton.jit
+def open_block(block, constants, rate, b, lanes, K: tl.constexpr, KEYS: tl.constexpr):
+    """(the cell of a block of keys, its keys, which there are, the rate, what of `constants` is
+    constant in time). `lanes` as in `channels_of`, and the number of channels.
+    """
+    channels, real, heads, values, n = lanes
+    keys, wanted = keys_of(block, K, KEYS)
+    inside = wanted & real
+    found = ()
+    for i in tl.static_range(len(constants)):
+        found = found + (read_constant(constants[i], b, heads, keys, inside),)
+    cell = (keys, channels, n, inside)
+    return cell, keys, wanted, read_rate(rate, b, heads, keys, inside), found
+
+
+@triton.jit
+def start_segment(
+    start,
+    summaries,
+    carry,
+    index,
+    segments,
+    lanes,
+    K: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    LANES: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
+    """What a segment starts from; of several blocks of keys that of the last, all in `carry`."""
+    channels, real, heads, values, n = lanes
+    s = zeros(KEYS, LANES, len(carry))
+    for block in range(BLOCKS):
+        keys, wanted = keys_of(block, K, KEYS)
+        cell = (keys, channels, n, wanted & real)
+        b, segment = index // segments, index % segments
+        s = state_before(start, summaries, b, segment, segments, cell, K, REVERSE)
+        if BLOCKS > 1:
+            store_states(carry, index, cell, K, s)
+    return s
+
+
+@triton.jit
+def end_segment(carry, index, lanes, s, K: tl.constexpr, KEYS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Leave the state of the one block of keys in `carry`, where several are already."""
+    channels, real, heads, values, n = lanes
+    if BLOCKS == 1:
+        keys, wanted = keys_of(0, K, KEYS)
+        store_states(carry, index, (keys, channels, n, wanted & real), K, s)
+
+
 @triton.jit(do_not_specialize=OPAQUE)
 def summarize(
     k,
@@ -213,20 +276,15 @@ def summarize(
 
     REVERSE: (Π ᾱ_t, what it adds to the gradient of the state before it), for q as k and do as v.
     """
-    blocks = tl.cdiv(n, LANES)
-    index = tl.program_id(0) // blocks
-    b, segment = index // segments, index % segments
-    channels, real, heads, values = channels_of(tl.program_id(0) % blocks, n, V, LANES)
-    first = segment * span
-    stop = tl.minimum(first + span, T)
+    strip, index, b, segment, first, stop = segment_of(T, n, span, segments, LANES)
+    channels, real, heads, values = channels_of(strip, n, V, LANES)
+    lanes = (channels, real, heads, values, n)
 
     for block in range(tl.cdiv(K, KEYS)):
-        keys, wanted = keys_of(block, K, KEYS)
-        inside = wanted & real
-        cell = (keys, channels, n, inside)
-        factors = read_rate(rate, b, heads, keys, inside)
-        constant_k = read_constant(every_k, b, heads, keys, inside)
-        constant_a = read_constant(every_a, b, heads, keys, inside)
+        cell, keys, wanted, factors, constants = open_block(
+            block, (every_k, every_a), rate, b, lanes, K, KEYS
+        )
+        constant_k, constant_a = constants
         s = zeros(KEYS, LANES, len(summaries[0]))
         kept = plus(zeros(KEYS, LANES, len(summaries[0])), (1.0,))
         for i in range(0, stop - first, STEPS):
@@ -287,40 +345,28 @@ def scan_forward(
 
     `marks` [b · tiles] of the states before every STEPS tokens, or None.
     """
-    blocks = tl.cdiv(n, LANES)
-    index = tl.program_id(0) // blocks
-    b, segment = index // segments, index % segments
-    channels, real, heads, values = channels_of(tl.program_id(0) % blocks, n, V, LANES)
-    first = segment * span
-    stop = tl.minimum(first + span, T)
-    tiles = tl.cdiv(T, STEPS)
+    strip, index, b, segment, first, stop = segment_of(T, n, span, segments, LANES)
+    channels, real, heads, values = channels_of(strip, n, V, LANES)
+    lanes = (channels, real, heads, values, n)
     BLOCKS: tl.constexpr = (K + KEYS - 1) // KEYS
-
-    s = zeros(KEYS, LANES, len(carry))
-    for block in range(BLOCKS):
-        keys, wanted = keys_of(block, K, KEYS)
-        inside = wanted & real
-        cell = (keys, channels, n, inside)
-        s = state_before(start, summaries, b, segment, segments, cell, K, False)
-        if BLOCKS > 1:
-            store_states(carry, index, cell, K, s)
+    s = start_segment(
+        start, summaries, carry, index, segments, lanes, K, KEYS, BLOCKS, LANES, False
+    )
 
     for t0 in range(first, stop, STEPS):
         vs = read_tile(v, b, t0, stop, heads, values, real, STEPS)
         gs = read_tile(g, b, t0, stop, heads, 0, real, STEPS if NARROW else 0)
         outputs = zero_tile(LANES, len(o.data), STEPS)
         for block in range(BLOCKS):
-            keys, wanted = keys_of(block, K, KEYS)
-            inside = wanted & real
-            cell, at = (keys, channels, n, inside), (b, t0, heads, keys, wanted, real)
-            factors = read_rate(rate, b, heads, keys, inside)
-            constant_q = read_constant(every_q, b, heads, keys, inside)
-            constant_k = read_constant(every_k, b, heads, keys, inside)
-            constant_a = read_constant(every_a, b, heads, keys, inside)
+            cell, keys, wanted, factors, constants = open_block(
+                block, (every_q, every_k, every_a), rate, b, lanes, K, KEYS
+            )
+            constant_q, constant_k, constant_a = constants
+            at = (b, t0, heads, keys, wanted, real)
             if BLOCKS > 1:
                 s = load_states(carry, index, cell, K)
             if marks is not None:
-                store_states(marks, b * tiles + t0 // STEPS, cell, K, s)
+                store_states(marks, b * tl.cdiv(T, STEPS) + t0 // STEPS, cell, K, s)
             sums = ()
             for j in tl.static_range(STEPS):
                 there = t0 + j < stop
@@ -337,10 +383,7 @@ def scan_forward(
         write_tile(o, b, t0, stop, heads, values, real, outputs)
         if BLOCKS > 1:
             tl.debug_barrier()
-    if BLOCKS == 1:
-        keys, wanted = keys_of(0, K, KEYS)
-        cell = (keys, channels, n, wanted & real)
-        store_states(carry, index, cell, K, s)
+    end_segment(carry, index, lanes, s, K, KEYS, BLOCKS)
 
 
 @triton.jit
@@ -366,12 +409,15 @@ def walk_tile(
 
 
 @triton.jit
-def sums_for(dx, KEYS: tl.constexpr, LANES: tl.constexpr):
-    """Zeros [K, L] for the gradient of a stream that is constant in time, or ()."""
-    if dx is None:
-        return ()
-    else:
-        return zeros(KEYS, LANES, len(dx))
+def sums_for(gradients, KEYS: tl.constexpr, LANES: tl.constexpr):
+    """Zeros [K, L] for each of the gradients of what is constant in time, () for None."""
+    found = ()
+    for i in tl.static_range(len(gradients)):
+        if gradients[i] is None:
+            found = found + ((),)
+        else:
+            found = found + (zeros(KEYS, LANES, len(gradients[i])),)
+    return found
 
 
 @triton.jit
@@ -405,11 +451,82 @@ def keep_gradient(
 
 
 @triton.jit
-def add_sums(dx, sums, index, cell, K: tl.constexpr):
-    """Add to the gradient of a constant stream in this segment; nothing for ()."""
-    if len(sums) > 0:
-        before = load_states(dx, index, cell, K)
-        store_states(dx, index, cell, K, plus(before, sums))
+def add_sums(gradients, sums, index, cell, K: tl.constexpr):
+    """Add to the gradients of constant streams in this segment; nothing for ()."""
+    for i in tl.static_range(len(gradients)):
+        if len(sums[i]) > 0:
+            before = load_states(gradients[i], index, cell, K)
+            store_states(gradients[i], index, cell, K, plus(before, sums[i]))
+
+
+@triton.jit
+def walk_back(
+    grad,
+    of_query,
+    of_key,
+    of_decay,
+    walked,
+    tiles,
+    written,
+    sums,
+    at,
+    place,
+    stop,
+    K: tl.constexpr,
+    T,
+    STEPS: tl.constexpr,
+    SHARED_Q: tl.constexpr,
+    SHARED_K: tl.constexpr,
+    NARROW: tl.constexpr,
+):
+    """(G before a tile, its dv and narrow dg with what the block's keys add, `sums`), from G behind
+    it: what reaches S_t from behind, token after token back.
+
+    `of_query`, `of_key`, `of_decay` and `walked` are as in `walk_tile`; `tiles`: the stream v, and
+    v, do, dv and dg of the tile; `written`: dq, dk and dg; `sums` for what is constant in time.
+    """
+    q, constant_q = of_query
+    k, constant_k = of_key
+    g, factors, gs, _ = of_decay
+    befores, logs, decays = walked
+    v, vs, dos, dvs, dgs = tiles
+    dq, dk, dg = written
+    q_sums, k_sums, g_sums, rate_sums = sums
+    b, t0, heads, keys, wanted, real = at
+    back_dvs, back_dgs = (), ()
+    for j in tl.static_range(STEPS - 1, -1, -1):
+        there = t0 + j < stop
+        a, before, value, d_output = decays[j], befores[j], vs[j], dos[j]
+        key = key_at(k, constant_k, logs[j], at, j, there, K, T, SHARED_K)
+        query = numbers_at(q, constant_q, at, j, there, K, T, SHARED_Q)
+        # o_t = Σ_k q_t S_t: dq_t = S̄_t do_t, and dS_t = G_{t+1} + q̄_t do_t
+        d_query = conjugate_times(plus(times(a, before), times(key, value)), d_output)
+        keep_gradient(dq, at, j, there, place, K, T, SHARED_Q, d_query)
+        q_sums = sum_up(q_sums, there, d_query)
+        d_state = plus(grad, conjugate_times(query, d_output))
+        # S_t = α_t S_{t-1} + k_t v_t: dk_t = v̄_t dS_t, dv_t = Σ_k k̄_t dS_t
+        d_key = conjugate_times(value, d_state)
+        keep_gradient(dk, at, j, there, place, K, T, SHARED_K, d_key)
+        k_sums = sum_up(k_sums, there, d_key)
+        d_value = sum_of(parts_for(v, conjugate_times(key, d_state)), 0)
+        back_dvs = (plus(dvs[j], d_value),) + back_dvs
+        # G_t = ᾱ_t dS_t, and d log α_t = S̄_{t-1} G_t
+        grad = conjugate_times(a, d_state)
+        d_log = conjugate_times(before, grad)
+        if k is None and len(constant_k) == 0:
+            # dk / d log α = -α
+            d_log = minus(d_log, times(a, d_key))
+        if NARROW:
+            scaled = d_log if len(factors) == 0 else times(d_log, factors)
+            back_dgs = (plus(dgs[j], sum_of(parts_for(g, scaled), 0)),) + back_dgs
+        else:
+            keep_gradient(dg, at, j, there, place, K, T, False, d_log)
+            g_sums = sum_up(g_sums, there, d_log)
+        if len(rate_sums) > 0:
+            # a reset has no gradient: 0 for its −inf
+            finite = choose(gs[j][0] > float("-inf"), gs[j], 0.0)
+            rate_sums = plus(rate_sums, times(finite, d_log))
+    return grad, back_dvs, back_dgs, (q_sums, k_sums, g_sums, rate_sums)
 
 
 @triton.jit(do_not_specialize=OPAQUE)
@@ -453,99 +570,42 @@ def scan_backward(
     dv ``[b t n 1]``; dq, dk and dg ``[b t n k]``, or ``[b blocks t k]`` where heads share the
     stream; of what is constant in time, drate too, ``[b · segments]`` states, zeros before.
     """
-    blocks = tl.cdiv(n, LANES)
-    strip = tl.program_id(0) % blocks
-    index = tl.program_id(0) // blocks
-    b, segment = index // segments, index % segments
+    strip, index, b, segment, first, stop = segment_of(T, n, span, segments, LANES)
     channels, real, heads, values = channels_of(strip, n, V, LANES)
-    first = segment * span
-    stop = tl.minimum(first + span, T)
-    tiles = tl.cdiv(T, STEPS)
+    lanes, place = (channels, real, heads, values, n), (strip, tl.cdiv(n, LANES), channels)
+    constant_gradients = (every_dq, every_dk, every_dg, drate)
     BLOCKS: tl.constexpr = (K + KEYS - 1) // KEYS
-
-    place = (strip, blocks, channels)
-    grad = zeros(KEYS, LANES, len(carry))
-    for block in range(BLOCKS):
-        keys, wanted = keys_of(block, K, KEYS)
-        inside = wanted & real
-        cell = (keys, channels, n, inside)
-        grad = state_before(end, summaries, b, segment, segments, cell, K, True)
-        if BLOCKS > 1:
-            store_states(carry, index, cell, K, grad)
+    grad = start_segment(
+        end, summaries, carry, index, segments, lanes, K, KEYS, BLOCKS, LANES, True
+    )
 
     for i in range(tl.cdiv(stop - first, STEPS)):
-        tile = tl.cdiv(stop, STEPS) - 1 - i
-        t0 = tile * STEPS
+        t0 = (tl.cdiv(stop, STEPS) - 1 - i) * STEPS
         vs = read_tile(v, b, t0, stop, heads, values, real, STEPS)
         dos = read_tile(do, b, t0, stop, heads, values, real, STEPS)
         gs = read_tile(g, b, t0, stop, heads, 0, real, STEPS if NARROW else 0)
         dvs = zero_tile(LANES, len(v.data), STEPS)
         dgs = zero_tile(LANES, len(g.data) if NARROW else 1, STEPS if NARROW else 0)
         for block in range(BLOCKS):
-            keys, wanted = keys_of(block, K, KEYS)
-            inside = wanted & real
-            cell, at = (keys, channels, n, inside), (b, t0, heads, keys, wanted, real)
-            factors = read_rate(rate, b, heads, keys, inside)
-            constant_q = read_constant(every_q, b, heads, keys, inside)
-            constant_k = read_constant(every_k, b, heads, keys, inside)
-            constant_a = read_constant(every_a, b, heads, keys, inside)
-            s = load_states(marks, b * tiles + tile, cell, K)
-            of_key, of_decay = (k, constant_k), (g, factors, gs, constant_a)
-            befores, logs, decays = walk_tile(
-                of_key, of_decay, vs, s, at, stop, K, T, STEPS, SHARED_K
+            cell, keys, wanted, factors, constants = open_block(
+                block, (every_q, every_k, every_a), rate, b, lanes, K, KEYS
             )
-            # G_{t+1}, what reaches S_t from behind, token after token back
+            at = (b, t0, heads, keys, wanted, real)
+            s = load_states(marks, b * tl.cdiv(T, STEPS) + t0 // STEPS, cell, K)
+            of_key, of_decay = (k, constants[1]), (g, factors, gs, constants[2])
+            walked = walk_tile(of_key, of_decay, vs, s, at, stop, K, T, STEPS, SHARED_K)
             if BLOCKS > 1:
                 grad = load_states(carry, index, cell, K)
-            q_sums = sums_for(every_dq, KEYS, LANES)
-            k_sums = sums_for(every_dk, KEYS, LANES)
-            g_sums = sums_for(every_dg, KEYS, LANES)
-            rate_sums = sums_for(drate, KEYS, LANES)
-            back_dvs, back_dgs = (), ()
-            for j in tl.static_range(STEPS - 1, -1, -1):
-                there = t0 + j < stop
-                a, before, value, d_output = decays[j], befores[j], vs[j], dos[j]
-                key = key_at(k, constant_k, logs[j], at, j, there, K, T, SHARED_K)
-                query = numbers_at(q, constant_q, at, j, there, K, T, SHARED_Q)
-                # o_t = Σ_k q_t S_t: dq_t = S̄_t do_t, and dS_t = G_{t+1} + q̄_t do_t
-                d_query = conjugate_times(plus(times(a, before), times(key, value)), d_output)
-                keep_gradient(dq, at, j, there, place, K, T, SHARED_Q, d_query)
-                q_sums = sum_up(q_sums, there, d_query)
-                d_state = plus(grad, conjugate_times(query, d_output))
-                # S_t = α_t S_{t-1} + k_t v_t: dk_t = v̄_t dS_t, dv_t = Σ_k k̄_t dS_t
-                d_key = conjugate_times(value, d_state)
-                keep_gradient(dk, at, j, there, place, K, T, SHARED_K, d_key)
-                k_sums = sum_up(k_sums, there, d_key)
-                d_value = sum_of(parts_for(v, conjugate_times(key, d_state)), 0)
-                back_dvs = (plus(dvs[j], d_value),) + back_dvs
-                # G_t = ᾱ_t dS_t, and d log α_t = S̄_{t-1} G_t
-                grad = conjugate_times(a, d_state)
-                d_log = conjugate_times(before, grad)
-                if k is None and every_k is None:
-                    # dk / d log α = -α
-                    d_log = minus(d_log, times(a, d_key))
-                if NARROW:
-                    scaled = d_log if rate is None else times(d_log, factors)
-                    back_dgs = (plus(dgs[j], sum_of(parts_for(g, scaled), 0)),) + back_dgs
-                else:
-                    keep_gradient(dg, at, j, there, place, K, T, False, d_log)
-                    g_sums = sum_up(g_sums, there, d_log)
-                if drate is not None:
-                    # a reset has no gradient: 0 for its −inf
-                    finite = choose(gs[j][0] > float("-inf"), gs[j], 0.0)
-                    rate_sums = plus(rate_sums, times(finite, d_log))
-            dvs, dgs = back_dvs, back_dgs
+            sums = sums_for(constant_gradients, KEYS, LANES)
+            grad, dvs, dgs, sums = walk_back(
+                *(grad, (q, constants[0]), of_key, of_decay, walked, (v, vs, dos, dvs, dgs)),
+                *((dq, dk, dg), sums, at, place, stop, K, T, STEPS, SHARED_Q, SHARED_K, NARROW),
+            )
             if BLOCKS > 1:
                 store_states(carry, index, cell, K, grad)
-            add_sums(every_dq, q_sums, index, cell, K)
-            add_sums(every_dk, k_sums, index, cell, K)
-            add_sums(every_dg, g_sums, index, cell, K)
-            add_sums(drate, rate_sums, index, cell, K)
+            add_sums(constant_gradients, sums, index, cell, K)
         write_tile(dv, b, t0, stop, channels, 0, real, dvs)
         if NARROW:
             write_tile(dg, b, t0, stop, channels, 0, real, dgs)
         tl.debug_barrier()
-    if BLOCKS == 1:
-        keys, wanted = keys_of(0, K, KEYS)
-        cell = (keys, channels, n, wanted & real)
-        store_states(carry, index, cell, K, grad)
+    end_segment(carry, index, lanes, grad, K, KEYS, BLOCKS)

@@ -48,6 +48,13 @@ def store_tile(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
 
 
 @triton.jit
+def store_where_kept(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
+    """A tile to a stream, if that is wanted."""
+    if stream is not None:
+        store_tile(stream, b, h, rows, length, columns, width, tile)
+
+
+@triton.jit
 def store_tile_transposed(stream, b, h, rows, length, columns, width: tl.constexpr, tile):
     """[D, C] to where `load_tile_transposed` reads it, in the stream's dtype."""
     places = rows_of(stream, b, h) + tl.cast(rows, tl.int64)[None, :] * stream.time
@@ -69,6 +76,16 @@ def load_matrix(matrices, index, rows, height: tl.constexpr, columns, width: tl.
     places = tl.cast(index, tl.int64) * (height * width) + rows[:, None] * width + columns[None, :]
     inside = (rows < height)[:, None] & (columns < width)[None, :]
     return tl.load(matrices + places, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_or_zeros(matrices, index, rows, height: tl.constexpr, columns, width: tl.constexpr):
+    """As `load_matrix`, in float32; zeros where there are no matrices."""
+    if matrices is None:
+        found = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    else:
+        found = load_matrix(matrices, index, rows, height, columns, width).to(tl.float32)
+    return found
 
 
 @triton.jit
@@ -124,3 +141,37 @@ def multiply_wide_add(a, b, c, kind: tl.constexpr):
     if kind == tl.float16:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), c, input_precision="tf32")
     return multiply_add(a, b, c, kind)
+
+
+@triton.jit
+def chunk_of(index, length, heads, C: tl.constexpr):
+    """(batch, head, first token, tokens [C]) of a chunk."""
+    chunks = tl.cdiv(length, C)
+    sequence, n = index // chunks, index % chunks
+    return sequence // heads, sequence % heads, n * C, n * C + tl.arange(0, C)
+
+
+@triton.jit
+def block_of(width: tl.constexpr, B: tl.constexpr):
+    """(which block of columns a program has, the columns [B], what is left of its number)"""
+    blocks: tl.constexpr = (width + B - 1) // B
+    block = tl.program_id(0) % blocks
+    return block, block * B + tl.arange(0, B), tl.program_id(0) // blocks
+
+
+@triton.jit
+def state_block(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """(rows [BK], columns [BV], which block of columns, what is left of a program's number)"""
+    k_blocks: tl.constexpr = (K + BK - 1) // BK
+    block, across, place = block_of(V, BV)
+    return place % k_blocks * BK + tl.arange(0, BK), across, block, place // k_blocks
+
+
+@triton.jit
+def segment_of(place, length, heads, span, C: tl.constexpr):
+    """(sequence, batch, head, its number of chunks, the first of a segment, the one behind it)"""
+    chunks = tl.cdiv(length, C)
+    segments = tl.cdiv(chunks, span)
+    sequence, begin = place // segments, place % segments * span
+    end = tl.minimum(begin + span, chunks)
+    return sequence, sequence // heads, sequence % heads, chunks, begin, end

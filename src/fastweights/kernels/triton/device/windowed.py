@@ -22,6 +22,7 @@ from fastweights.kernels.triton.device.tiles import (
     multiply_add,
     store_matrix,
     store_tile,
+    store_where_kept,
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -112,17 +113,20 @@ def features_of(
     rows,
     length,
     part,
-    K: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    BK: tl.constexpr,
-    BF: tl.constexpr,
+    sizes: tl.constexpr,
     activate: tl.constexpr,
     kind: tl.constexpr,
 ):
     """A part of φ of the tokens `rows` as [C, BF], in the dtype of the products; made of the stream
     by `map`, or the stream itself.
+
+    `sizes`: K, F, PART, BK, BF.
     """
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     if map is None:
         phi = load_tile(stream, b, head, rows, length, part_columns(part, F, PART, BF), F)
     else:
@@ -141,15 +145,16 @@ def features_transposed(
     rows,
     length,
     part,
-    K: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    BK: tl.constexpr,
-    BF: tl.constexpr,
+    sizes: tl.constexpr,
     activate: tl.constexpr,
     kind: tl.constexpr,
 ):
     """The same as [BF, C]."""
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     if map is None:
         columns = part_columns(part, F, PART, BF)
         phi = load_tile_transposed(stream, b, head, rows, length, columns, F)
@@ -165,6 +170,13 @@ def store_row(rows, index, tokens, length, x):
     """[C] to the tokens of the row ``[length]`` at this index."""
     places = rows + tl.cast(index, tl.int64) * length + tokens
     tl.store(places, x, mask=(tokens >= 0) & (tokens < length))
+
+
+@triton.jit
+def store_rows(rows, index, tokens, length, found):
+    """Several [C] to rows that follow each other from this index on."""
+    for i in tl.static_range(len(found)):
+        store_row(rows, index + i, tokens, length, found[i])
 
 
 @triton.jit
@@ -211,42 +223,128 @@ def reading(documents, b, length, first, rows):
 
 
 @triton.jit
+def keep_within(S, z, documents, b, length, first, second):
+    """S and z, or zeros where the tokens `first` and `second` are of two documents."""
+    if documents is not None:
+        goes_on = document_at(documents, b, length, first) == document_at(
+            documents, b, length, second
+        )
+        S, z = tl.where(goes_on, S, 0.0), tl.where(goes_on, z, 0.0)
+    return S, z
+
+
+@triton.jit
+def keep_initial(S, z, documents, b, length, cached):
+    """S and z, or zeros where the first token after the cache begins a document."""
+    if documents is not None:
+        goes_on = document_at(documents, b, length, cached) == 0
+        S, z = tl.where(goes_on, S, 0.0), tl.where(goes_on, z, 0.0)
+    return S, z
+
+
+@triton.jit
+def load_memory(memory, index, features, F: tl.constexpr, columns, V: tl.constexpr):
+    """S [BF, BV] and z [BF] of ``[F, V+1]``, whose last column is z."""
+    S = load_matrix(memory, index, features, F, tl.where(columns < V, columns, V + 1), V + 1)
+    last = V + tl.zeros([1], tl.int32)
+    return S, tl.sum(load_matrix(memory, index, features, F, last, V + 1), 1)
+
+
+@triton.jit
+def store_memory(memory, index, features, F: tl.constexpr, columns, V: tl.constexpr, block, S, z):
+    """S and, by the first block of columns, z to where `load_memory` reads them."""
+    store_matrix(memory, index, features, F, tl.where(columns < V, columns, V + 1), V + 1, S)
+    if block == 0:
+        last = V + tl.zeros([1], tl.int32)
+        store_matrix(memory, index, features, F, last, V + 1, z[:, None])
+
+
+@triton.jit
+def store_apart(
+    states, normalisers, index, features, F: tl.constexpr, columns, V: tl.constexpr, block, S, z
+):
+    """S to ``[F, V]`` and, by the first block of columns, z to ``[F]``."""
+    store_matrix(states, index, features, F, columns, V, S)
+    if block == 0:
+        store_matrix(normalisers, index, features, F, tl.zeros([1], tl.int32), 1, z[:, None])
+
+
+@triton.jit
+def add_apart(
+    S, z, states, normalisers, index, features, F: tl.constexpr, columns, V: tl.constexpr
+):
+    """S and z with those that `store_apart` has stored."""
+    S += load_matrix(states, index, features, F, columns, V)
+    z += tl.sum(load_matrix(normalisers, index, features, F, tl.zeros([1], tl.int32), 1), 1)
+    return S, z
+
+
+@triton.jit
+def fold_segments(
+    S,
+    z,
+    left,
+    documents,
+    b,
+    length,
+    cached,
+    span,
+    where,
+    F: tl.constexpr,
+    V: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
+    """S and z through all segments before this one (REVERSE: behind it), by what each of them has
+    left.
+
+    `left`: sums, normaliser_sums, head; `span`: tokens of a segment, which it is, how many there
+    are; `where`: features, columns.
+    """
+    sums, normaliser_sums, head = left
+    tokens, segment, segments = span
+    features, columns = where
+    for i in range(segments - 1 - segment if REVERSE else segment):
+        other = segments - 1 - i if REVERSE else i
+        start = cached + other * tokens
+        S, z = keep_within(S, z, documents, b, length, start, start + tokens)
+        place = head * segments + other
+        S, z = add_apart(S, z, sums, normaliser_sums, place, features, F, columns, V)
+    return S, z
+
+
+@triton.jit
 def absorb(
     S,
     z,
-    fk,
-    map,
-    v,
+    source,
+    values,
     documents,
-    b,
-    g,
+    at,
     rows,
     last,
     boundary,
-    length,
-    part,
-    columns,
-    K: tl.constexpr,
     V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    BK: tl.constexpr,
-    BF: tl.constexpr,
+    sizes: tl.constexpr,
     activate: tl.constexpr,
     kind: tl.constexpr,
 ):
-    """S and z with the tokens `rows` up to `last` that are of the document at the boundary."""
+    """S and z with the tokens `rows` up to `last` that are of the document at the boundary.
+
+    `source`: fk and its map; `values`: v, its columns; `at`: sequence, head, number of tokens,
+    part; `sizes` as in `features_of`.
+    """
+    fk, map = source
+    v, columns = values
+    b, g, length, part = at
     taken = (rows >= 0) & (rows < length) & (rows <= last)
     if documents is not None:
         taken &= documents_of(documents, b, length, rows, -1) == document_at(
             documents, b, length, boundary
         )
-    fkt = features_transposed(
-        fk, map, b, g, rows, length, part, K, F, PART, BK, BF, activate, kind
-    ).to(tl.float32)
-    fkt = tl.where(taken[None, :], fkt, 0.0)
-    values = load_tile(v, b, g, rows, length, columns, V)
-    return multiply_add(fkt, values, S, kind), z + tl.sum(fkt, 1)
+    fkt = features_transposed(fk, map, b, g, rows, length, part, sizes, activate, kind)
+    fkt = tl.where(taken[None, :], fkt.to(tl.float32), 0.0)
+    tile = load_tile(v, b, g, rows, length, columns, V)
+    return multiply_add(fkt, tile, S, kind), z + tl.sum(fkt, 1)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "per_segment", "segments"])
@@ -284,112 +382,190 @@ def sum_memory(
     to `sums`; with them, `states` ``[b·g·chunks, F, V]`` and `normalisers` ``[b·g·chunks, F]``
     before each of its chunks, and behind the last chunk `last` ``[b g F V+1]``.
     """
-    segment = tl.program_id(0) % segments
-    head = tl.program_id(0) // segments
+    segment, head = tl.program_id(0) % segments, tl.program_id(0) // segments
     b, g = head // GROUPS, head % GROUPS
     part, block = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
-    begin = segment * per_segment
-    end = tl.minimum(begin + per_segment, chunks)
+    begin, end = segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)
     features = part_columns(part, F, PART, BF)
-    columns = block * BV + tl.arange(0, BV)
-    ones = V + tl.zeros([1], tl.int32)
-    tokens = tl.arange(0, C)
+    columns, tokens = block * BV + tl.arange(0, BV), tl.arange(0, C)
+    sizes: tl.constexpr = (K, F, PART, BK, BF)
+    source, values = (fk, load_map(W, g, K, PART, BK, BF, KIND)), (v, columns)
+    at = (b, g, length, part)
 
-    map = load_map(W, g, K, PART, BK, BF, KIND)
     S = tl.zeros([BF, BV], tl.float32)
     z = tl.zeros([BF], tl.float32)
     if states is not None:
         # S_0: the initial memory, if its document goes on, and cached tokens before the window
-        S = load_matrix(memory, head, features, F, tl.where(columns < V, columns, V + 1), V + 1)
-        z = tl.sum(load_matrix(memory, head, features, F, ones, V + 1), 1)
-        if documents is not None:
-            goes_on = document_at(documents, b, length, cached) == 0
-            S, z = tl.where(goes_on, S, 0.0), tl.where(goes_on, z, 0.0)
-        for row in range(0, cached - window + 1, C):
+        S, z = load_memory(memory, head, features, F, columns, V)
+        S, z = keep_initial(S, z, documents, b, length, cached)
+        last_row = cached - window
+        for row in range(0, last_row + 1, C):
             S, z = absorb(
-                S,
-                z,
-                fk,
-                map,
-                v,
-                documents,
-                b,
-                g,
-                row + tokens,
-                cached - window,
-                cached,
-                length,
-                part,
-                columns,
-                K,
-                V,
-                F,
-                PART,
-                BK,
-                BF,
-                activate,
-                KIND,
+                *(S, z, source, values, documents, at, row + tokens, last_row, cached),
+                *(V, sizes, activate, KIND),
             )
         # what the segments before this one take up
         if sums is not None:
-            for earlier in range(segment):
-                if documents is not None:
-                    start = cached + earlier * per_segment * C
-                    goes_on = document_at(documents, b, length, start) == document_at(
-                        documents, b, length, start + per_segment * C
-                    )
-                    S, z = tl.where(goes_on, S, 0.0), tl.where(goes_on, z, 0.0)
-                place = head * segments + earlier
-                S += load_matrix(sums, place, features, F, columns, V)
-                z += tl.sum(load_matrix(normaliser_sums, place, features, F, ones * 0, 1), 1)
+            span = (per_segment * C, segment, segments)
+            left, where = (sums, normaliser_sums, head), (features, columns)
+            S, z = fold_segments(S, z, left, documents, b, length, cached, span, where, F, V, False)
 
     for n in range(begin, end):
         if states is not None:
             place = tl.cast(head, tl.int64) * chunks + n
-            store_matrix(states, place, features, F, columns, V, S)
-            if block == 0:
-                store_matrix(normalisers, place, features, F, ones * 0, 1, z[:, None])
+            store_apart(states, normalisers, place, features, F, columns, V, block, S, z)
         start = cached + n * C
         boundary = tl.minimum(start + C, length)
-        if documents is not None:
-            goes_on = document_at(documents, b, length, start) == document_at(
-                documents, b, length, boundary
-            )
-            S, z = tl.where(goes_on, S, 0.0), tl.where(goes_on, z, 0.0)
+        S, z = keep_within(S, z, documents, b, length, start, boundary)
         rows = start - window + 1 + tokens
         S, z = absorb(
-            S,
-            z,
-            fk,
-            map,
-            v,
-            documents,
-            b,
-            g,
-            rows,
-            boundary - window,
-            boundary,
-            length,
-            part,
-            columns,
-            K,
-            V,
-            F,
-            PART,
-            BK,
-            BF,
-            activate,
-            KIND,
+            *(S, z, source, values, documents, at, rows, boundary - window, boundary),
+            *(V, sizes, activate, KIND),
         )
 
     if states is None:
-        store_matrix(sums, tl.program_id(0), features, F, columns, V, S)
-        if block == 0:
-            store_matrix(normaliser_sums, tl.program_id(0), features, F, ones * 0, 1, z[:, None])
+        place = tl.program_id(0)
+        store_apart(sums, normaliser_sums, place, features, F, columns, V, block, S, z)
     elif end == chunks:
-        store_matrix(last, head, features, F, tl.where(columns < V, columns, V + 1), V + 1, S)
-        if block == 0:
-            store_matrix(last, head, features, F, ones, V + 1, z[:, None])
+        store_memory(last, head, features, F, columns, V, block, S, z)
+
+
+@triton.jit
+def query_chunk(chunks, HEADS: tl.constexpr, GROUPS: tl.constexpr):
+    """The chunk of queries of this program: (which, its sequence, query head and key head)"""
+    h = tl.program_id(0) // chunks
+    b, h = h // HEADS, h % HEADS
+    return tl.program_id(0) % chunks, b, h, h // (HEADS // GROUPS)
+
+
+@triton.jit
+def sides_there(gamma, near_sum, far_sum):
+    """What the sides that are not empty weigh together."""
+    return tl.where(near_sum == 0, 0.0, gamma) + tl.where(far_sum == 0, 0.0, 1 - gamma)
+
+
+@triton.jit
+def near_pairs(documents, b, length, rows, columns, window):
+    """Which keys `columns` are in the windows of the queries `rows`, and in their documents."""
+    back = rows[:, None] - columns[None, :]
+    near = (columns >= 0)[None, :] & (back >= 0) & (back < window)
+    return within_documents(near, documents, b, length, rows[:, None], columns[None, :])
+
+
+@triton.jit
+def attend_window(
+    query,
+    keys,
+    values,
+    documents,
+    at,
+    rows,
+    window,
+    scale,
+    softcap,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BV: tl.constexpr,
+    DISTANCES: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """N = Σ e^(s - c) (v ‖ 1) of the queries `rows` over their windows: (c, how far back the
+    highest score lies, the last column of N [C], the others [C, BV]).
+
+    `keys`, `values`: stream, columns; `at`: sequence, key head, number of tokens,
+    the first query.
+    """
+    k, key_columns = keys
+    v, value_columns = values
+    b, g, length, first = at
+    top = tl.full([C], float("-inf"), tl.float32)
+    distance = tl.zeros([C], tl.int32)
+    total = tl.zeros([C], tl.float32)
+    acc = tl.zeros([C, BV], tl.float32)
+    start = first - window + 1
+    start += tl.maximum(-start, 0) // C * C
+    for row in range(start, first + C, C):
+        columns = row + tl.arange(0, C)
+        key = load_tile_transposed(k, b, g, columns, length, key_columns, K)
+        scores = scores_of(multiply(query, key, kind), scale, softcap)
+        near = near_pairs(documents, b, length, rows, columns, window)
+        scores = tl.where(near, scores, float("-inf"))
+        if DISTANCES:
+            highest, place = tl.max(scores, 1, return_indices=True)
+            distance = tl.where(highest > top, rows - row - place, distance)
+            highest = tl.maximum(top, highest)
+        else:
+            highest = tl.maximum(top, tl.max(scores, 1))
+        # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
+        anchor = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - anchor[:, None])
+        fade = tl.exp2(top - anchor)
+        total = total * fade + tl.sum(weights, 1)
+        tile = load_tile(v, b, g, columns, length, value_columns, V)
+        acc = multiply_add(weights, tile, acc * fade[:, None], kind)
+        top = highest
+    return top, distance.to(tl.float32), total, acc
+
+
+@triton.jit
+def attend_memory(
+    acc,
+    queries,
+    keys,
+    values,
+    memory,
+    documents,
+    at,
+    rows,
+    window,
+    V: tl.constexpr,
+    sizes: tl.constexpr,
+    PARTS: tl.constexpr,
+    C: tl.constexpr,
+    activate: tl.constexpr,
+    kind: tl.constexpr,
+):
+    """F = φ(q) S + Σ φ(q)·φ(k) (v ‖ 1) of the queries `rows`, over the tokens that S will take up
+    next: (its last column [C], `acc` and the others).
+
+    `queries`: stream, W, head, tokens, their number; `keys`: stream, W; `values`:
+    stream, columns; `memory`: S, z, their place; `at`: sequence, key
+    head, number of tokens, the first query.
+    """
+    fq, W_q, h, tokens, count = queries
+    fk, W_k = keys
+    v, value_columns = values
+    states, normalisers, place = memory
+    b, g, length, first = at
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
+    query_map = load_map(W_q, h, K, PART, BK, BF, kind)
+    key_map = load_map(W_k, g, K, PART, BK, BF, kind)
+    columns = first - window + 1 + tl.arange(0, C)
+    # the queries of the document that S is of
+    reads = reading(documents, b, length, first, rows)
+    far = tl.zeros([C, C], tl.float32)
+    total = tl.zeros([C], tl.float32)
+    for part in range(PARTS):
+        feature = features_of(fq, query_map, b, h, tokens, count, part, sizes, activate, kind)
+        key = features_transposed(fk, key_map, b, g, columns, length, part, sizes, activate, kind)
+        far = multiply_add(feature, key, far, kind)
+        feature = tl.where(reads[:, None], feature, 0.0)
+        places = part_columns(part, F, PART, BF)
+        state = load_matrix(states, place, places, F, value_columns, V)
+        acc = multiply_add(feature, state, acc, kind)
+        z = tl.load(normalisers + place * F + places, mask=places < F, other=0.0)
+        total += tl.sum(feature.to(tl.float32) * z[None, :], 1)
+    behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
+    behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
+    far = tl.where(behind, far, 0.0)
+    total += tl.sum(far, 1)
+    tile = load_tile(v, b, g, columns, length, value_columns, V)
+    return total, multiply_add(far, tile, acc, kind)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks"])
@@ -434,96 +610,42 @@ def attend(
     averages of the two sides, where each has its normaliser; and `statistics` ``[b h 4 t]``, each
     query's highest score, how far back that lies, and the sums of weights in the window and before.
     """
-    n = tl.program_id(0) % chunks
-    h = tl.program_id(0) // chunks
-    b, h = h // HEADS, h % HEADS
-    g = h // (HEADS // GROUPS)
-    first = cached + n * C
-    tokens = tl.arange(0, C)
-    rows = first + tokens
-    queries = n * C + tokens
-    count = length - cached
-    keys, values = tl.arange(0, BK), tl.arange(0, BV)
+    n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
+    first, queries, count = cached + n * C, n * C + tl.arange(0, C), length - cached
+    rows, at = first + tl.arange(0, C), (b, g, length, first)
+    keys, values = (k, tl.arange(0, BK)), (v, tl.arange(0, BV))
 
     # N = Σ e^(s - c) (v ‖ 1) over the window
-    top = tl.full([C], float("-inf"), tl.float32)
-    distance = tl.zeros([C], tl.int32)
-    near_sum = tl.zeros([C], tl.float32)
-    acc = tl.zeros([C, BV], tl.float32)
-    query = load_tile(q, b, h, queries, count, keys, K)
-    start = first - window + 1
-    start += tl.maximum(-start, 0) // C * C
-    for row in range(start, first + C, C):
-        columns = row + tokens
-        products = multiply(query, load_tile_transposed(k, b, g, columns, length, keys, K), KIND)
-        back = rows[:, None] - columns[None, :]
-        near = (columns >= 0)[None, :] & (back >= 0) & (back < window)
-        near = within_documents(near, documents, b, length, rows[:, None], columns[None, :])
-        scores = tl.where(near, scores_of(products, scale, softcap), float("-inf"))
-        if SHARED and statistics is not None:
-            highest, at = tl.max(scores, 1, return_indices=True)
-            distance = tl.where(highest > top, rows - row - at, distance)
-            highest = tl.maximum(top, highest)
-        else:
-            highest = tl.maximum(top, tl.max(scores, 1))
-        anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - anchor[:, None])
-        fade = tl.exp2(top - anchor)
-        near_sum = near_sum * fade + tl.sum(weights, 1)
-        tile = load_tile(v, b, g, columns, length, values, V)
-        acc = multiply_add(weights, tile, acc * fade[:, None], KIND)
-        top = highest
-
+    query = load_tile(q, b, h, queries, count, tl.arange(0, BK), K)
+    top, distance, near_sum, acc = attend_window(
+        *(query, keys, values, documents, at, rows, window, scale, softcap),
+        *(K, V, C, BV, SHARED and statistics is not None, KIND),
+    )
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
     if SHARED:
         acc *= gamma[:, None]
     else:
         average = acc * reciprocal_or_zero(near_sum)[:, None]
-        if near_o is not None:
-            store_tile(near_o, b, h, queries, count, values, V, average)
+        store_where_kept(near_o, b, h, queries, count, tl.arange(0, BV), V, average)
         acc = tl.zeros([C, BV], tl.float32)
 
     # F = φ(q) S + Σ φ(q)·φ(k) (v ‖ 1) over the tokens that S will take up next
-    columns = first - window + 1 + tokens
-    reads = reading(documents, b, length, first, rows)
-    place = (tl.cast(b, tl.int64) * GROUPS + g) * chunks + n
-    query_map = load_map(W_q, h, K, PART, BK, BF, KIND)
-    key_map = load_map(W_k, g, K, PART, BK, BF, KIND)
-    far = tl.zeros([C, C], tl.float32)
-    far_sum = tl.zeros([C], tl.float32)
-    for part in range(PARTS):
-        feature = features_of(
-            fq, query_map, b, h, queries, count, part, K, F, PART, BK, BF, activate, KIND
-        )
-        key = features_transposed(
-            fk, key_map, b, g, columns, length, part, K, F, PART, BK, BF, activate, KIND
-        )
-        far = multiply_add(feature, key, far, KIND)
-        feature = tl.where(reads[:, None], feature, 0.0)
-        places = part_columns(part, F, PART, BF)
-        acc = multiply_add(feature, load_matrix(states, place, places, F, values, V), acc, KIND)
-        z = tl.load(normalisers + place * F + places, mask=places < F, other=0.0)
-        far_sum += tl.sum(feature.to(tl.float32) * z[None, :], 1)
-    behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
-    behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
-    far = tl.where(behind, far, 0.0)
-    far_sum += tl.sum(far, 1)
-    acc = multiply_add(far, load_tile(v, b, g, columns, length, values, V), acc, KIND)
+    memory = (states, normalisers, (tl.cast(b, tl.int64) * GROUPS + g) * chunks + n)
+    asking = (fq, W_q, h, queries, count)
+    far_sum, acc = attend_memory(
+        *(acc, asking, (fk, W_k), values, memory, documents, at, rows, window),
+        *(V, (K, F, PART, BK, BF), PARTS, C, activate, KIND),
+    )
 
     # o = (γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's
     if SHARED:
         acc *= reciprocal_or_zero(gamma * near_sum + far_sum)[:, None]
     else:
         acc *= reciprocal_or_zero(far_sum)[:, None]
-        if far_o is not None:
-            store_tile(far_o, b, h, queries, count, values, V, acc)
-        total = tl.where(near_sum == 0, 0.0, gamma) + tl.where(far_sum == 0, 0.0, 1 - gamma)
+        store_where_kept(far_o, b, h, queries, count, tl.arange(0, BV), V, acc)
         acc = gamma[:, None] * average + (1 - gamma)[:, None] * acc
-        acc *= reciprocal_or_zero(total)[:, None]
-    store_tile(o, b, h, queries, count, values, V, acc)
+        acc *= reciprocal_or_zero(sides_there(gamma, near_sum, far_sum))[:, None]
+    store_tile(o, b, h, queries, count, tl.arange(0, BV), V, acc)
     if statistics is not None:
-        sequence = 4 * (b * HEADS + h)
-        store_row(statistics, sequence, queries, count, top)
-        store_row(statistics, sequence + 1, queries, count, distance.to(tl.float32))
-        store_row(statistics, sequence + 2, queries, count, near_sum)
-        store_row(statistics, sequence + 3, queries, count, far_sum)
+        row = 4 * (b * HEADS + h)
+        store_rows(statistics, row, queries, count, (top, distance, near_sum, far_sum))

@@ -20,19 +20,28 @@ from fastweights.kernels.triton.device.tiles import (
     multiply,
     multiply_add,
     store_column,
-    store_matrix,
     store_tile,
 )
 from fastweights.kernels.triton.device.windowed import (
     LOG2E,
     document_at,
     documents_of,
+    fold_segments,
+    keep_initial,
+    keep_within,
+    load_memory,
     load_row,
+    near_pairs,
     part_columns,
+    query_chunk,
     reading,
     reciprocal_or_zero,
     scores_of,
+    sides_there,
+    store_apart,
+    store_memory,
     store_row,
+    store_rows,
     within_documents,
 )
 
@@ -53,6 +62,31 @@ def bend(scores, softcap):
         height = scores / (softcap * LOG2E)
         slope = 1 - height * height
     return slope
+
+
+@triton.jit
+def side_coefficients(upstream, gamma, near_sum, far_sum, o, near_o, far_o, at, V: tl.constexpr):
+    """(near_scale, near_delta, far_scale, far_delta) of queries [C]. o is (γ N + F) / its last
+    column, or γ N / N's last column + (1 - γ) F / F's, whose averages are near_o and far_o.
+
+    `at`: sequence, head, queries, their number, columns of values.
+    """
+    b, h, queries, count, values = at
+    wide = upstream.to(tl.float32)
+    if near_o is None:
+        # do·o by either side, over the normaliser of both
+        near_delta = tl.sum(wide * load_tile(o, b, h, queries, count, values, V), 1)
+        far_delta = near_delta
+        far_scale = reciprocal_or_zero(gamma * near_sum + far_sum)
+        near_scale = gamma * far_scale
+    else:
+        # do·o of each side, over its own normaliser and the weights of the sides that are there
+        near_delta = tl.sum(wide * load_tile(near_o, b, h, queries, count, values, V), 1)
+        far_delta = tl.sum(wide * load_tile(far_o, b, h, queries, count, values, V), 1)
+        total = sides_there(gamma, near_sum, far_sum)
+        near_scale = gamma * reciprocal_or_zero(total) * reciprocal_or_zero(near_sum)
+        far_scale = (1 - gamma) * reciprocal_or_zero(total) * reciprocal_or_zero(far_sum)
+    return near_scale, near_delta, far_scale, far_delta
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks"])
@@ -87,35 +121,20 @@ def window_query_gradients(
     KIND: tl.constexpr,
 ):
     """dq and dγ of one chunk of one query head, and its coefficients."""
-    n = tl.program_id(0) % chunks
-    h = tl.program_id(0) // chunks
-    b, h = h // HEADS, h % HEADS
-    g = h // (HEADS // GROUPS)
-    first = cached + n * C
+    n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     tokens = tl.arange(0, C)
+    first, queries, count = cached + n * C, n * C + tokens, length - cached
     rows = first + tokens
-    queries = n * C + tokens
-    count = length - cached
     keys, values = tl.arange(0, BK), tl.arange(0, BV)
     sequence = b * HEADS + h
 
-    # o is (γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's
     upstream = load_tile(do, b, h, queries, count, values, V)
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
     near_sum = load_row(statistics, 4 * sequence + 2, queries, count)
     far_sum = load_row(statistics, 4 * sequence + 3, queries, count)
-    wide = upstream.to(tl.float32)
-    if SHARED:
-        near_delta = tl.sum(wide * load_tile(o, b, h, queries, count, values, V), 1)
-        far_delta = near_delta
-        far_scale = reciprocal_or_zero(gamma * near_sum + far_sum)
-        near_scale = gamma * far_scale
-    else:
-        near_delta = tl.sum(wide * load_tile(near_o, b, h, queries, count, values, V), 1)
-        far_delta = tl.sum(wide * load_tile(far_o, b, h, queries, count, values, V), 1)
-        total = tl.where(near_sum == 0, 0.0, gamma) + tl.where(far_sum == 0, 0.0, 1 - gamma)
-        near_scale = gamma * reciprocal_or_zero(total) * reciprocal_or_zero(near_sum)
-        far_scale = (1 - gamma) * reciprocal_or_zero(total) * reciprocal_or_zero(far_sum)
+    at = (b, h, queries, count, values)
+    found = side_coefficients(upstream, gamma, near_sum, far_sum, o, near_o, far_o, at, V)
+    near_scale, near_delta, far_scale, far_delta = found
 
     # N = near (V ‖ 1) with near = e^(s - c):  ds = (dN (V ‖ 1)ᵀ) ⊙ near,  dq = ds K
     top = load_row(statistics, 4 * sequence, queries, count)
@@ -129,9 +148,7 @@ def window_query_gradients(
         columns = row + tokens
         key = load_tile(k, b, g, columns, length, keys, K)
         scores = scores_of(multiply(query, tl.trans(key), KIND), scale, softcap)
-        back = rows[:, None] - columns[None, :]
-        near = (columns >= 0)[None, :] & (back >= 0) & (back < window)
-        near = within_documents(near, documents, b, length, rows[:, None], columns[None, :])
+        near = near_pairs(documents, b, length, rows, columns, window)
         weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor[:, None])
         tile = load_tile(v, b, g, columns, length, values, V)
         dweights = multiply(upstream, tl.trans(tile), KIND)
@@ -152,10 +169,7 @@ def window_query_gradients(
         dgamma = tl.where((near_sum == 0) | (far_sum == 0), 0.0, near_delta - far_delta)
     store_tile(dq, b, h, queries, count, keys, K, grad * scale)
     store_column(dmix, b, h, queries, count, dgamma)
-    store_row(coefficients, sequence * COEFFICIENTS + NEAR_SCALE, queries, count, near_scale)
-    store_row(coefficients, sequence * COEFFICIENTS + NEAR_DELTA, queries, count, near_delta)
-    store_row(coefficients, sequence * COEFFICIENTS + FAR_SCALE, queries, count, far_scale)
-    store_row(coefficients, sequence * COEFFICIENTS + FAR_DELTA, queries, count, far_delta)
+    store_rows(coefficients, sequence * COEFFICIENTS, queries, count, found)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks"])
@@ -184,10 +198,7 @@ def memory_query_gradients(
     KIND: tl.constexpr,
 ):
     """dφ(q) of one chunk of one query head."""
-    n = tl.program_id(0) % chunks
-    h = tl.program_id(0) // chunks
-    b, h = h // HEADS, h % HEADS
-    g = h // (HEADS // GROUPS)
+    n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     first = cached + n * C
     tokens = tl.arange(0, C)
     rows, columns = first + tokens, first - window + 1 + tokens
@@ -255,47 +266,29 @@ def sum_memory_gradients(
     head = tl.program_id(0) // segments
     b, g = head // GROUPS, head % GROUPS
     part, block = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
-    begin = segment * per_segment
-    end = tl.minimum(begin + per_segment, chunks)
+    begin, end = segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)
     features = part_columns(part, F, PART, BF)
     columns = block * BV + tl.arange(0, BV)
-    with_sum = tl.where(columns < V, columns, V + 1)
-    zero = tl.zeros([1], tl.int32)
-    tokens = tl.arange(0, C)
     count = length - cached
 
     D = tl.zeros([BF, BV], tl.float32)
     d = tl.zeros([BF], tl.float32)
     if dstates is not None:
-        D = load_matrix(dlast, head, features, F, with_sum, V + 1)
-        d = tl.sum(load_matrix(dlast, head, features, F, zero + V, V + 1), 1)
+        # the gradient behind the last token, and what the segments behind this one leave
+        D, d = load_memory(dlast, head, features, F, columns, V)
         if sums is not None:
-            for later in range(segments - 1 - segment):
-                after = segments - 1 - later
-                if documents is not None:
-                    start = cached + after * per_segment * C
-                    goes_on = document_at(documents, b, length, start) == document_at(
-                        documents, b, length, start + per_segment * C
-                    )
-                    D, d = tl.where(goes_on, D, 0.0), tl.where(goes_on, d, 0.0)
-                place = head * segments + after
-                D += load_matrix(sums, place, features, F, columns, V)
-                d += tl.sum(load_matrix(normaliser_sums, place, features, F, zero, 1), 1)
+            span = (per_segment * C, segment, segments)
+            left, where = (sums, normaliser_sums, head), (features, columns)
+            D, d = fold_segments(D, d, left, documents, b, length, cached, span, where, F, V, True)
         if end == chunks:
             place = tl.cast(head, tl.int64) * (chunks + 1) + chunks
-            store_matrix(dstates, place, features, F, columns, V, D)
-            if block == 0:
-                store_matrix(dnormalisers, place, features, F, zero, 1, d[:, None])
+            store_apart(dstates, dnormalisers, place, features, F, columns, V, block, D, d)
 
     for step in range(end - begin):
         n = end - 1 - step
         start = cached + n * C
-        queries = n * C + tokens
-        if documents is not None:
-            goes_on = document_at(documents, b, length, start) == document_at(
-                documents, b, length, start + C
-            )
-            D, d = tl.where(goes_on, D, 0.0), tl.where(goes_on, d, 0.0)
+        queries = n * C + tl.arange(0, C)
+        D, d = keep_within(D, d, documents, b, length, start, start + C)
         # dS = φ(q)ᵀ dF of the queries that read S, head by head
         reads = reading(documents, b, length, start, cached + queries)
         for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
@@ -309,21 +302,14 @@ def sum_memory_gradients(
             d -= tl.sum(feature.to(tl.float32) * (far_scale * far_delta)[None, :], 1)
         if dstates is not None:
             place = tl.cast(head, tl.int64) * (chunks + 1) + n
-            store_matrix(dstates, place, features, F, columns, V, D)
-            if block == 0:
-                store_matrix(dnormalisers, place, features, F, zero, 1, d[:, None])
+            store_apart(dstates, dnormalisers, place, features, F, columns, V, block, D, d)
 
     if dstates is None:
-        store_matrix(sums, tl.program_id(0), features, F, columns, V, D)
-        if block == 0:
-            store_matrix(normaliser_sums, tl.program_id(0), features, F, zero, 1, d[:, None])
+        place = tl.program_id(0)
+        store_apart(sums, normaliser_sums, place, features, F, columns, V, block, D, d)
     elif begin == 0:
-        if documents is not None:
-            goes_on = document_at(documents, b, length, cached) == 0
-            D, d = tl.where(goes_on, D, 0.0), tl.where(goes_on, d, 0.0)
-        store_matrix(dmemory, head, features, F, with_sum, V + 1, D)
-        if block == 0:
-            store_matrix(dmemory, head, features, F, zero + V, V + 1, d[:, None])
+        D, d = keep_initial(D, d, documents, b, length, cached)
+        store_memory(dmemory, head, features, F, columns, V, block, D, d)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "lowest_tile", "tiles"])

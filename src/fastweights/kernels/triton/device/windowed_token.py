@@ -3,11 +3,14 @@
 import triton
 import triton.language as tl
 
-from fastweights.kernels.triton.device.tiles import load_matrix, rows_of, store_matrix
+from fastweights.kernels.triton.device.tiles import load_matrix, rows_of
 from fastweights.kernels.triton.device.windowed import (
+    load_memory,
     part_columns,
     reciprocal_or_zero,
     scores_of,
+    sides_there,
+    store_memory,
 )
 
 
@@ -55,21 +58,155 @@ def follow(cache, own, following, head, b, g, cached, gone, rows, columns, width
 
 
 @triton.jit
-def map_vector(
-    x,
-    W,
-    head,
-    part,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    BK: tl.constexpr,
-    BF: tl.constexpr,
-    activate: tl.constexpr,
-):
-    """A part of φ of x [BK]: [BF]."""
+def map_vector(x, W, head, part, sizes: tl.constexpr, activate: tl.constexpr):
+    """A part of φ of x [BK]: [BF]. `sizes`: K, F, PART, BK, BF."""
+    K: tl.constexpr = sizes[0]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
     map = load_matrix(W, head, tl.arange(0, BF), PART, tl.arange(0, BK), K).to(tl.float32)
     products = tl.sum(map * x[None, :], 1) * (1 - 2 * part)
     return activate(products, tl.arange(0, BF) < PART, 0)
+
+
+@triton.jit
+def age_by_one(ages, next_ages, cached, gone, rows, FORGOTTEN: tl.constexpr):
+    """The ages of the tokens `rows` but the first `gone`, one older, to those behind this token."""
+    age = tl.load(ages + rows, mask=rows < cached, other=0)
+    age = tl.where(age < FORGOTTEN, age + 1, age)
+    tl.store(next_ages + rows - gone, age, mask=(rows >= gone) & (rows <= cached))
+
+
+@triton.jit
+def leaves_window(ages, cached, window):
+    """Whether the oldest token leaves the window, so that the memory takes it up: [1]."""
+    oldest = tl.load(ages + tl.zeros([1], tl.int32), mask=cached > 0, other=0)
+    return oldest == tl.maximum(window - 1, 0)
+
+
+@triton.jit
+def leaving_features(oldest, at, part, sizes: tl.constexpr, activate: tl.constexpr):
+    """A part of φ of the oldest key [BF], if that leaves the window, else 0.
+
+    `oldest`: keys and features of the cache, those of the token itself, W, whether it leaves; `at`:
+    key head among all, sequence, key head, tokens in the cache.
+    """
+    keys, features, k, fk, W, leaves = oldest
+    head, b, g, cached = at
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
+    if W is None:
+        found = load_oldest(features, fk, head, b, g, cached, part_columns(part, F, PART, BF), F)
+    else:
+        key = load_oldest(keys, k, head, b, g, cached, tl.arange(0, BK), K)
+        found = map_vector(key, W, g, part, sizes, activate)
+    return tl.where(leaves, found, 0.0)
+
+
+@triton.jit
+def attend_cache(
+    asking,
+    keys,
+    values,
+    ages,
+    at,
+    limits,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    N: tl.constexpr,
+):
+    """N = Σ e^(s - c) (v ‖ 1) over the window: (its last column [1], the others [BV]).
+
+    `asking`: the stream of queries, the query head; `keys`, `values`: what is cached, the token's
+    stream, columns; `ages` of the cache; `at` as in `leaving_features`; `limits`: window, scale,
+    softcap.
+    """
+    q, h = asking
+    window, scale, softcap = limits
+    cached_keys, k, key_columns = keys
+    cached_values, v, value_columns = values
+    head, b, g, cached = at
+    query = load_token(q, b, h, key_columns, K).to(tl.float32)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros(value_columns.shape, tl.float32)
+    for row in range(0, cached + 1, N):
+        rows = row + tl.arange(0, N)
+        tile = load_tokens(cached_keys, k, head, b, g, cached, rows, key_columns, K)
+        scores = scores_of(tl.sum(tile * query[None, :], 1), scale, softcap)
+        age = tl.load(ages + rows, mask=rows < cached, other=0)
+        seen = (rows <= cached) & (age < window)
+        scores = tl.where(seen, scores, float("-inf"))
+        # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
+        highest = tl.maximum(top, tl.max(scores, 0))
+        anchor = tl.where(highest == float("-inf"), 0.0, highest)
+        weights, fade = tl.exp2(scores - anchor), tl.exp2(top - anchor)
+        total = total * fade + tl.sum(weights, 0)
+        tile = load_tokens(cached_values, v, head, b, g, cached, rows, value_columns, V)
+        acc = acc * fade + tl.sum(tile * weights[:, None], 0)
+        top = highest
+    return total, acc
+
+
+@triton.jit
+def read_memory(
+    asking,
+    memory,
+    leaving,
+    at,
+    sizes: tl.constexpr,
+    PARTS: tl.constexpr,
+    V: tl.constexpr,
+    activate: tl.constexpr,
+):
+    """F = φ(q) S, without a window φ(q) S': (its last column [1], the others [BV]).
+
+    `asking`: the stream of the features of queries, W, the query head; `memory`: S, its columns;
+    `leaving`: what `leaving_features` takes, its value, whether it is read; `at` as there.
+    """
+    fq, W_q, h = asking
+    states, columns = memory
+    oldest, leaving_value, reads_leaving = leaving
+    head, b, g, cached = at
+    K: tl.constexpr = sizes[0]
+    F: tl.constexpr = sizes[1]
+    PART: tl.constexpr = sizes[2]
+    BK: tl.constexpr = sizes[3]
+    BF: tl.constexpr = sizes[4]
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros(columns.shape, tl.float32)
+    for part in range(PARTS):
+        places = part_columns(part, F, PART, BF)
+        if W_q is None:
+            feature = load_token(fq, b, h, places, F).to(tl.float32)
+        else:
+            source = load_token(fq, b, h, tl.arange(0, BK), K).to(tl.float32)
+            feature = map_vector(source, W_q, h, part, sizes, activate)
+        S = load_matrix(states, head, places, F, columns, V + 1)
+        z = load_matrix(states, head, places, F, V + tl.zeros([1], tl.int32), V + 1)
+        acc += tl.sum(S * feature[:, None], 0)
+        total += tl.sum(z * feature[:, None], 0)
+        if reads_leaving:
+            weight = tl.sum(leaving_features(oldest, at, part, sizes, activate) * feature, 0)
+            acc += weight * leaving_value
+            total += weight
+    return total, acc
+
+
+@triton.jit
+def join_sides(near_sum, near, far_sum, far, gamma, SHARED: tl.constexpr):
+    """(γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's."""
+    if SHARED:
+        total = gamma * near_sum + far_sum
+        result = gamma * near + far
+    else:
+        total = sides_there(gamma, near_sum, far_sum)
+        result = gamma * near * reciprocal_or_zero(near_sum)
+        result += (1 - gamma) * far * reciprocal_or_zero(far_sum)
+    return result * reciprocal_or_zero(total)
 
 
 @triton.jit(do_not_specialize=["cached", "window"])
@@ -118,97 +255,38 @@ def step(
     head, block = tl.program_id(0), tl.program_id(1)
     b, g = head // GROUPS, head % GROUPS
     keys, values = tl.arange(0, BK), block * BV + tl.arange(0, BV)
-    tokens = tl.arange(0, N)
-    ones = V + tl.zeros([1], tl.int32)
+    at, limits = (head, b, g, cached), (window, scale, softcap)
+    sizes: tl.constexpr = (K, F, PART, BK, BF)
 
     # the cache grows until the window is full; then its oldest token goes into the memory
     gone = tl.where(cached + 1 >= window, 1, 0)
     ages = cached_age + tl.cast(b, tl.int64) * cached
+    next_ages = next_age + tl.cast(b, tl.int64) * (cached + 1 - gone)
     for row in range(0, cached + 1, N):
-        rows = row + tokens
+        rows = row + tl.arange(0, N)
         follow(cached_keys, k, next_keys, head, b, g, cached, gone, rows, values, K)
         follow(cached_values, v, next_values, head, b, g, cached, gone, rows, values, V)
         if W_k is None:
             follow(cached_features, fk, next_features, head, b, g, cached, gone, rows, values, F)
         if (block == 0) & (g == 0):
-            age = tl.load(ages + rows, mask=rows < cached, other=0)
-            places = next_age + tl.cast(b, tl.int64) * (cached + 1 - gone) + rows - gone
-            age = tl.where(age < FORGOTTEN, age + 1, age)
-            tl.store(places, age, mask=(rows >= gone) & (rows <= cached))
+            age_by_one(ages, next_ages, cached, gone, rows, FORGOTTEN)
 
     # S' = S + φ(k)ᵀ (v ‖ 1) of the oldest token, if it leaves the window
-    oldest = tl.load(ages + tl.zeros([1], tl.int32), mask=cached > 0, other=0)
-    leaves = oldest == tl.maximum(window - 1, 0)
     leaving_value = load_oldest(cached_values, v, head, b, g, cached, values, V)
-    columns = tl.where(values < V, values, V + 1)
+    oldest = (cached_keys, cached_features, k, fk, W_k, leaves_window(ages, cached, window))
     for part in range(PARTS):
         places = part_columns(part, F, PART, BF)
-        if W_k is None:
-            leaving = load_oldest(cached_features, fk, head, b, g, cached, places, F)
-        else:
-            key = load_oldest(cached_keys, k, head, b, g, cached, keys, K)
-            leaving = map_vector(key, W_k, g, part, K, PART, BK, BF, activate)
-        leaving = tl.where(leaves, leaving, 0.0)
-        S = load_matrix(memory, head, places, F, columns, V + 1)
+        leaving = leaving_features(oldest, at, part, sizes, activate)
+        S, z = load_memory(memory, head, places, F, values, V)
         S += leaving[:, None] * leaving_value[None, :]
-        store_matrix(next_memory, head, places, F, columns, V + 1, S)
-        if block == 0:
-            z = load_matrix(memory, head, places, F, ones, V + 1) + leaving[:, None]
-            store_matrix(next_memory, head, places, F, ones, V + 1, z)
+        store_memory(next_memory, head, places, F, values, V, block, S, z + leaving)
 
+    near_keys, near_values = (cached_keys, k, keys), (cached_values, v, values)
+    state = (memory, tl.where(values < V, values, V + 1))
+    read = (oldest, leaving_value, window == 0)
     for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
-        # N = Σ e^(s - c) (v ‖ 1) over the window
-        query = load_token(q, b, h, keys, K).to(tl.float32)
-        top = tl.full([1], float("-inf"), tl.float32)
-        near_sum = tl.zeros([1], tl.float32)
-        near = tl.zeros([BV], tl.float32)
-        for row in range(0, cached + 1, N):
-            rows = row + tokens
-            tile = load_tokens(cached_keys, k, head, b, g, cached, rows, keys, K)
-            scores = scores_of(tl.sum(tile * query[None, :], 1), scale, softcap)
-            age = tl.load(ages + rows, mask=rows < cached, other=0)
-            seen = (rows <= cached) & (age < window)
-            scores = tl.where(seen, scores, float("-inf"))
-            highest = tl.maximum(top, tl.max(scores, 0))
-            anchor = tl.where(highest == float("-inf"), 0.0, highest)
-            weights, fade = tl.exp2(scores - anchor), tl.exp2(top - anchor)
-            near_sum = near_sum * fade + tl.sum(weights, 0)
-            tile = load_tokens(cached_values, v, head, b, g, cached, rows, values, V)
-            near = near * fade + tl.sum(tile * weights[:, None], 0)
-            top = highest
-
-        # F = φ(q) S, without a window φ(q) S'
-        far_sum = tl.zeros([1], tl.float32)
-        far = tl.zeros([BV], tl.float32)
-        for part in range(PARTS):
-            places = part_columns(part, F, PART, BF)
-            if W_q is None:
-                feature = load_token(fq, b, h, places, F).to(tl.float32)
-            else:
-                source = load_token(fq, b, h, keys, K).to(tl.float32)
-                feature = map_vector(source, W_q, h, part, K, PART, BK, BF, activate)
-            S = load_matrix(memory, head, places, F, columns, V + 1)
-            z = load_matrix(memory, head, places, F, ones, V + 1)
-            far += tl.sum(S * feature[:, None], 0)
-            far_sum += tl.sum(z * feature[:, None], 0)
-            if window == 0:
-                if W_k is None:
-                    leaving = load_oldest(cached_features, fk, head, b, g, cached, places, F)
-                else:
-                    key = load_oldest(cached_keys, k, head, b, g, cached, keys, K)
-                    leaving = map_vector(key, W_k, g, part, K, PART, BK, BF, activate)
-                weight = tl.where(leaves, tl.sum(leaving * feature, 0), 0.0)
-                far += weight * leaving_value
-                far_sum += weight
-
-        # o = (γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's
+        near_sum, near = attend_cache((q, h), near_keys, near_values, ages, at, limits, K, V, N)
+        far_sum, far = read_memory((fq, W_q, h), state, read, at, sizes, PARTS, V, activate)
         gamma = load_token(mix, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
-        if SHARED:
-            total = gamma * near_sum + far_sum
-            result = gamma * near + far
-        else:
-            total = tl.where(near_sum == 0, 0.0, gamma) + tl.where(far_sum == 0, 0.0, 1 - gamma)
-            result = gamma * near * reciprocal_or_zero(near_sum)
-            result += (1 - gamma) * far * reciprocal_or_zero(far_sum)
-        result *= reciprocal_or_zero(total)
+        result = join_sides(near_sum, near, far_sum, far, gamma, SHARED)
         tl.store(rows_of(o, b, h) + values, result.to(o.data.dtype.element_ty), mask=values < V)
