@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from families import logits, padded, student, teacher
+from families import CONVOLVED, assert_same, generated, logits, padded, student, teacher
 from fastweights.linearize import (
     CannotLinearize,
     LinearAttentionConfig,
@@ -27,27 +25,11 @@ from fastweights.linearize.convert.convolution import QueryKeyConvolution, convo
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
-from tolerances import SAME, error
+from tolerances import error
 
 pytestmark = pytest.mark.sampled
 
-CONVOLVED = {
-    rule: LinearAttentionConfig(rule=rule, window=0, convolution=size)
-    for rule, size in (("windowed", 2), ("gla", 4), ("gated_deltanet", 4), ("mesa", 3))
-}
 each = pytest.mark.parametrize("analog", CONVOLVED.values(), ids=CONVOLVED)
-
-
-def assert_same(got: Tensor, want: Tensor) -> None:
-    assert error(got, want) <= SAME
-
-
-def generated(model: Any, inputs: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
-    """Tokens, and the logits they were chosen by."""
-    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    wanted = {"return_dict_in_generate": True, "output_logits": True}
-    out = model.generate(**inputs, **lengths, **wanted, **options)
-    return out.sequences, torch.stack(out.logits, 1)
 
 
 def literal(x: np.ndarray, taps: np.ndarray, keep: np.ndarray, segments: np.ndarray) -> np.ndarray:
@@ -99,24 +81,6 @@ def test_generation_is_the_full_forward(analog: LinearAttentionConfig) -> None:
     assert error(logits(plain, inputs), logits(model, inputs)) > 1e-2
 
 
-@pytest.mark.parametrize("rule", ["windowed", "gated_deltanet"])
-def test_caches_are_reordered_and_go_back(rule: str) -> None:
-    model, inputs = student(analog=CONVOLVED[rule]), padded()
-    cached, without = (
-        generated(model, inputs, num_beams=3, use_cache=use)[0] for use in (True, False)
-    )
-    assert torch.equal(cached, without)
-    ids, cache = padded(pad=0)["input_ids"], DynamicCache()
-    with torch.no_grad():
-        want = model(ids).logits[:, -1]
-        model(ids[:, :9], past_key_values=cache)
-        for layer in cache.layers:
-            layer.activate_past_recording()
-        model(torch.cat([ids[:, 9:11], ids[:, :3]], 1), past_key_values=cache)
-        cache.crop(-3)
-        assert_same(model(ids[:, 11:], past_key_values=cache).logits[:, -1], want)
-
-
 @each
 def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttentionConfig) -> None:
     model, sizes = student(analog=analog), []
@@ -126,16 +90,6 @@ def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttenti
             model(padded(pad=0, t=t)["input_ids"][:1], past_key_values=cache)
         sizes.append(cache_bytes(cache))
     assert sizes == [plan(teacher(), LinearizationRecipe(analog, ())).state] * 2
-
-
-def test_packed_documents_do_not_meet() -> None:
-    ids = padded(pad=0, t=20)["input_ids"]
-    places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
-    model = student(analog=CONVOLVED["gla"])
-    with torch.no_grad():
-        packed = model(ids, position_ids=places, use_cache=False).logits
-        apart = [model(part, use_cache=False).logits for part in ids.split([8, 12], 1)]
-    assert_same(packed, torch.cat(apart, 1))
 
 
 def test_it_is_saved_with_its_taps(tmp_path: Path) -> None:

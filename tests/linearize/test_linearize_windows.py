@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from families import LAYERS, logits, padded, shaken, student, teacher
+from families import (
+    CONVOLVED,
+    LAYERS,
+    assert_same,
+    generated,
+    logits,
+    padded,
+    shaken,
+    student,
+    teacher,
+)
 from fastweights import Windowed, WindowedLinear
 from fastweights.linearize import (
     RULES,
@@ -71,19 +81,10 @@ most_rules = pytest.mark.parametrize(
     ],
 )
 SOME = ("gla-sinks", "landmarks-sinks", "kda", "mesa")
-some_rules = pytest.mark.parametrize("analog", [BESIDE[n] for n in SOME], ids=SOME)
-
-
-def assert_same(got: Tensor, want: Tensor) -> None:
-    assert error(got, want) <= SAME
-
-
-def generated(model: Any, inputs: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
-    """Tokens, and the logits they were chosen by."""
-    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    wanted = {"return_dict_in_generate": True, "output_logits": True}
-    out = model.generate(**inputs, **lengths, **wanted, **options)
-    return out.sequences, torch.stack(out.logits, 1)
+MIXED = {name: BESIDE[name] for name in SOME} | {
+    f"{name}, convolved": CONVOLVED[name] for name in ("windowed", "gated_deltanet")
+}
+some_rules = pytest.mark.parametrize("analog", MIXED.values(), ids=MIXED)
 
 
 def read(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
@@ -156,8 +157,9 @@ def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttenti
 def test_packed_documents_do_not_meet() -> None:
     ids = padded(pad=0, t=20)["input_ids"]
     places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
-    for name in ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled"):
-        model = student(analog=BESIDE[name])
+    some = [BESIDE[name] for name in ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled")]
+    for analog in (*some, CONVOLVED["gla"]):
+        model = student(analog=analog)
         with torch.no_grad():
             packed = model(ids, position_ids=places, use_cache=False).logits
             apart = [model(part, use_cache=False).logits for part in ids.split([8, 12], 1)]

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.layers import Experts
+from model_laws import assert_read_in_any_cut, moved
 from oracles.experts import mixture
 from oracles.layers import join, split, turned
 from oracles.rules import softmax
@@ -84,13 +85,7 @@ every_option = pytest.mark.parametrize("option", OPTIONS)
 
 def drawn(option: str, **fields: Any) -> FastWeightsForCausalLM:
     """A model none of whose parameters is at its start."""
-    model = tiny("hybrid", **OPTIONS[option], **fields)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.add_(noise.to(parameter.dtype), alpha=0.2)
-    return model
+    return moved(tiny("hybrid", **OPTIONS[option], **fields))
 
 
 # an oracle: the backbone in NumPy, with the mixers' own outputs
@@ -206,19 +201,7 @@ def test_the_backbone_is_what_its_fields_say(option: str) -> None:
 
 @every_option
 def test_cut_padded_and_packed_sequences(option: str) -> None:
-    model, ids, cache = drawn(option), tokens(2, 9), FastWeightsCache()
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    padded = model(ids, attention_mask=mask).logits
-    assert_close(padded[0, 4:], array(model(ids[:1, 4:]).logits[0]), "padded")
-    pieces = [
-        model(ids[:, i:j], attention_mask=mask[:, :j], past_key_values=cache, use_cache=True).logits
-        for i, j in ((0, 5), (5, 6), (6, 9))
-    ]
-    assert_close(torch.cat(pieces, 1)[mask.bool()], array(padded[mask.bool()]), "cut")
-    packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]] * 2)).logits
-    apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
-    assert_close(packed, array(apart), "packed")
+    assert_read_in_any_cut(drawn(option))
 
 
 @every_option

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastweights import FastWeightsForCausalLM
 from fastweights.analysis.capture import capture_projections
@@ -18,8 +17,8 @@ from fastweights.engines.titan.operations import training_operations
 from fastweights.layers import LayerStream
 from fastweights.models.graph import refuse_static
 from fastweights.models.size import count_parameters
+from model_laws import assert_checkpointed_gradients
 from tiny import tiny, tiny_config, tokens
-from tolerances import array, assert_close
 
 BLOCKS: list[dict[str, Any]] = [
     {"layers": [0, 3], "width": 20, "rank": 3, "attention_rank": 2},
@@ -30,12 +29,6 @@ FIELDS: dict[str, Any] = {"num_hidden_layers": 4, "mlp": None, "shared_blocks": 
 
 def drawn() -> FastWeightsForCausalLM:
     return tiny("linear", **FIELDS)
-
-
-def gradients(model: FastWeightsForCausalLM, ids: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    model(ids, labels=ids, use_cache=False).loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def test_their_weights_are_there_once(tmp_path: Path) -> None:
@@ -56,14 +49,7 @@ def test_their_weights_are_there_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradients_of_all_uses_add_up_through_checkpointed_layers(reentrant: bool) -> None:
-    model, ids = drawn().train(), tokens(2, 6)
-    want = gradients(model, ids)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    found = gradients(model, ids)
-    assert found.keys() == want.keys() == dict(model.named_parameters()).keys()
-    for name, gradient in want.items():
-        assert gradient.any()
-        assert_close(found[name], array(gradient), name)
+    assert_checkpointed_gradients(drawn(), reentrant=reentrant)
 
 
 def test_every_use_is_a_mixer_of_its_layer() -> None:

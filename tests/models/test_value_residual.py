@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights import FastWeightsCache, FastWeightsForCausalLM
+from fastweights import FastWeightsForCausalLM
 from fastweights.analysis.conditions import conditions
 from fastweights.budget import CPU, StepShape, trace
 from fastweights.layers import LayerStream
 from fastweights.mixers import make
+from model_laws import assert_checkpointed_gradients, assert_read_in_any_cut, moved
 from oracles import rwkv7
 from tiny import tiny_config, tokens
 from tolerances import array, assert_close
@@ -27,19 +28,7 @@ def drawn(**fields: object) -> FastWeightsForCausalLM:
     """A model none of whose parameters is at its start."""
     torch.manual_seed(0)
     config = tiny_config(mixers=MIXERS, num_hidden_layers=3, mlp=None, **fields)
-    model = FastWeightsForCausalLM(config).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.add_(noise, alpha=0.2)
-    return model
-
-
-def gradients(model: FastWeightsForCausalLM, ids: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    model(ids, labels=ids, use_cache=False).loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return moved(FastWeightsForCausalLM(config).double())
 
 
 def test_a_layer_mixes_its_values_with_those_that_it_is_given() -> None:
@@ -68,31 +57,12 @@ def test_the_values_are_those_of_the_layer_that_left_them() -> None:
 
 
 def test_cut_padded_and_packed_sequences() -> None:
-    model, ids, cache = drawn(), tokens(2, 9), FastWeightsCache()
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    padded = model(ids, attention_mask=mask).logits
-    assert_close(padded[0, 4:], array(model(ids[:1, 4:]).logits[0]), "padded")
-    pieces = [
-        model(ids[:, i:j], attention_mask=mask[:, :j], past_key_values=cache, use_cache=True).logits
-        for i, j in ((0, 5), (5, 6), (6, 9))
-    ]
-    assert_close(torch.cat(pieces, 1)[mask.bool()], array(padded[mask.bool()]), "cut")
-    packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]] * 2)).logits
-    apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
-    assert_close(packed, array(apart), "packed")
+    assert_read_in_any_cut(drawn())
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradients_pass_through_the_values_of_checkpointed_layers(reentrant: bool) -> None:
-    model, ids = drawn().train(), tokens(2, 6)
-    want = gradients(model, ids)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    found = gradients(model, ids)
-    assert found.keys() == want.keys() == dict(model.named_parameters()).keys()
-    for name, gradient in want.items():
-        assert gradient.any()
-        assert_close(found[name], array(gradient), name)
+    assert_checkpointed_gradients(drawn(), reentrant=reentrant)
 
 
 def test_values_that_no_layer_has_left_are_missed() -> None:

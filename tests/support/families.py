@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fastweights.linearize import LinearAttentionConfig, branches, linearize
 from kinds import slow_but
+from tolerances import SAME, error
 
 VOCABULARY = 61
 LAYERS = 3
@@ -72,6 +73,11 @@ FAMILIES = {family: fields for families, fields in _GROUPS.items() for family in
 _EACH_TIME = ("gpt2", *(families.split()[0] for families in _GROUPS))
 SOME_FAMILIES = slow_but(FAMILIES, _EACH_TIME)
 """One of each group every time, and the others with the slow tests."""
+CONVOLVED = {
+    rule: LinearAttentionConfig(rule=rule, window=0, convolution=size)
+    for rule, size in (("windowed", 2), ("gla", 4), ("gated_deltanet", 4), ("mesa", 3))
+}
+"""Convolutions of q and k in front of rules."""
 
 
 @cache
@@ -116,6 +122,18 @@ def shaken(model: Any) -> Any:
             for weight in branch.parameters():
                 weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.3)
     return model
+
+
+def assert_same(got: Tensor, want: Tensor) -> None:
+    assert error(got, want) <= SAME
+
+
+def generated(model: Any, inputs: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
+    """Tokens, and the logits they were chosen by."""
+    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    wanted = {"return_dict_in_generate": True, "output_logits": True}
+    out = model.generate(**inputs, **lengths, **wanted, **options)
+    return out.sequences, torch.stack(out.logits, 1)
 
 
 def padded(pad: int = 5, t: int = 15) -> dict[str, Tensor]:
