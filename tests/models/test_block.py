@@ -68,13 +68,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "shared, norms behind": {
         "shared_blocks": [{"layers": [1], "width": 12, "rank": 2}],
-        "norms_behind": [True],
+        "post_norm": [True],
         "norm": "layer",
     },
     "parallel": {"parallel_residual": True, "norm": "layer", "mlp": "plain"},
-    "norms behind": {"norms_behind": [True, False], "norm_eps": 0.1},
+    "norms behind": {"post_norm": [True, False], "norm_eps": 0.1},
     "norms on both sides": {"sandwich_norms": True, "norm_eps": 0.1},
-    "parallel, norms behind": {"parallel_residual": True, "norms_behind": [True]},
+    "parallel, norms behind": {"parallel_residual": True, "post_norm": [True]},
     "normalized": {"normalized_residual": True, "norm_eps": 0.1},
     "normalized, no mlp": {"normalized_residual": True, "mlp": None},
     "positions": {"learnt_positions": 9},
@@ -163,7 +163,7 @@ def backbone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> np.ndarray:
     x = x * (4.0 if config.embedding_scale is None else config.embedding_scale)
     embeddings = x
     for i, block in enumerate(trunk.layers):
-        behind = config.norms_behind[i % len(config.norms_behind)]
+        behind = config.post_norm[i % len(config.post_norm)]
 
         def before(z: np.ndarray, norm: Any, apply: bool = not behind) -> np.ndarray:
             return normalized(z, norm, config) if apply else z
@@ -292,18 +292,18 @@ def test_gpt2_starts_its_weights_in_its_own_way() -> None:
         ({"mlp": "swiglu"}, "mlp = 'swiglu'; there are gated, identity, plain"),
         ({"hidden_act": "step"}, "hidden_act = 'step'; there are .*gelu"),
         ({"mlp": None, "parallel_residual": True}, "no MLP to be parallel to"),
-        ({"norms_behind": []}, "norms_behind lists 0 layers of 2"),
-        ({"norms_behind": [True] * 4}, "norms_behind lists 4 layers of 2"),
+        ({"post_norm": []}, "post_norm lists 0 layers of 2"),
+        ({"post_norm": [True] * 4}, "post_norm lists 4 layers of 2"),
         (
             {"normalized_residual": True, "parallel_residual": True},
             "two ways to add to the stream",
         ),
         (
-            {"normalized_residual": True, "norms_behind": [True]},
+            {"normalized_residual": True, "post_norm": [True]},
             "normalized_residual adds to what the norms give",
         ),
         (
-            {"sandwich_norms": True, "norms_behind": [True]},
+            {"sandwich_norms": True, "post_norm": [True]},
             "sandwich_norms puts norms on both sides",
         ),
         ({"learnt_positions": 0}, "learnt_positions = 0; it is above 0, or None"),
@@ -331,3 +331,17 @@ def test_more_tokens_than_positions() -> None:
         8,
         VOCABULARY,
     )
+
+
+def test_fields_of_earlier_checkpoints_are_read() -> None:
+    mixers = [
+        {"name": "mla", "turned": 4, "beside": [{"name": "mamba3", "still": False}]},
+        {"name": "metala"},
+    ]
+    config = tiny_config(num_hidden_layers=2)
+    stored = {**config.to_dict(), "norms_behind": [True], "mixers": mixers}
+    del stored["post_norm"]
+    read = type(config).from_dict(stored)
+    assert read.post_norm == [True]
+    beside = [{"name": "mamba3", "partial_rotation": False}]
+    assert read.mixers == [{"name": "mla", "rope_dim": 4, "beside": beside}, mixers[1]]

@@ -193,7 +193,7 @@ def _latent(settings: Settings, options: dict[str, Any], table: Table) -> LayerP
         "heads": heads,
         "rank": rank,
         "width": width,
-        "turned": settings["qk_rope_head_dim"],
+        "rope_dim": settings["qk_rope_head_dim"],
         "value_width": values,
         **options,
     }

@@ -49,7 +49,7 @@ def olmo_hybrid(source: CheckpointSource) -> ImportPlan:
         hidden_size=settings["hidden_size"],
         num_hidden_layers=len(layers),
         mixers=shortest_period([mixer for mixer, _ in layers]),
-        norms_behind=shortest_period(softmax),
+        post_norm=shortest_period(softmax),
         norm_eps=settings["rms_norm_eps"],
         intermediate_size=settings["intermediate_size"],
         embedding_scale=1.0,

@@ -39,22 +39,22 @@ class Mamba3(Mixer):
     Attributes:
         state, rank: N, and R, the inputs and outputs of a head
         groups: of heads that share q and k but for their biases
-        still: False: all pairs turn; True: the second half of them does not
+        partial_rotation: whether only the first half of the pairs turns
     """
 
     def __init__(
         self, d: int, heads: int = 4, state: Count = 64, expand: Count = 2, groups: Count = 1,
-        still: bool = True, rank: Count = 1, eps: Positive = 1e-5,
+        partial_rotation: bool = True, rank: Count = 1, eps: Positive = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(d)
         width, self.served = expand * d, head_width("heads", heads, groups)
         self.heads, self.rank, self.parts = heads, rank, rank * groups
-        self.still = (pairs(state) + 1) // 2 if still else 0
+        self.unrotated = (pairs(state) + 1) // 2 if partial_rotation else 0
         self.W_z, self.W_v = Linear(d, width, bias=False), Linear(d, width, bias=False)
         self.W_B, self.W_C = (Linear(d, self.parts * state, bias=False) for _ in range(2))
         self.W_a, self.W_lambda = (Linear(d, heads, bias=False) for _ in range(2))
         self.W_Delta, self.last_k, self.last_v = Linear(d, heads), PreviousToken(), PreviousToken()
-        self.W_theta = Linear(d, pairs(state) - self.still, bias=False)
+        self.W_theta = Linear(d, pairs(state) - self.unrotated, bias=False)
         norms = (HeadNorm(state, center=False, affine=True, eps=eps) for _ in range(2))
         self.norm_B, self.norm_C = norms
         self.b_B, self.b_C = (nn.Parameter(torch.ones(rank * heads, state)) for _ in range(2))
@@ -75,7 +75,7 @@ class Mamba3(Mixer):
         )  # fmt: skip
         delta, u, share = (upcast(s)[..., None] for s in steps)
         delta, shares = F.softplus(delta), torch.stack([-share, share], 2).sigmoid()
-        theta = torch.pi * F.pad(upcast(theta).tanh(), (0, self.still))[:, :, None]
+        theta = torch.pi * F.pad(upcast(theta).tanh(), (0, self.unrotated))[:, :, None]
         rates = torch.complex(heavy_tail(u).clamp(min=1e-4), theta)
         k = self._pairs(self.last_k.both(k, past), self.norm_B, self.b_B)
         k = k * (shares * delta[:, :, None])[:, :, :, None]

@@ -26,8 +26,8 @@ class MLA(Mixer):
     Attributes:
         rank: channels of c; None for d / 2
         query_rank: W_Q and W_QR are of RMSNorm(x W_CQ), of so many channels; None for of x
-        width: d'_k, a head's channels that do not turn; None for d / heads
-        turned: d'_r, a head's channels that turn, whose key all heads share
+        width: d'_k, a head's channels without; None for d / heads
+        rope_dim: d'_r, a head's channels with rotary positions, whose key all heads share
         value_width: a head's channels of x W_UV; None for d'_k
         gated: f_g = σ(x W_g), one per head (Ling 3.0)
         rope: fields of `Rope`; {"fraction": 0} for none that turn (Kimi Linear)
@@ -40,7 +40,7 @@ class MLA(Mixer):
         rank: Count | None = None,
         query_rank: Count | None = None,
         width: Count | None = None,
-        turned: Count = 8,
+        rope_dim: Count = 8,
         value_width: Count | None = None,
         gated: bool = False,
         rope: Mapping[str, float] | None = None,
@@ -48,19 +48,19 @@ class MLA(Mixer):
         super().__init__(d)
         width = -(-d // heads) if width is None else width
         rank, values = rank or -(-d // 2), value_width or width
-        self.heads, self.parts = heads, [width, turned]
-        self.rope = Rope(turned, **(rope or {}))
+        self.heads, self.parts = heads, [width, rope_dim]
+        self.rope = Rope(rope_dim, **(rope or {}))
         self.W_cq = None if query_rank is None else Linear(d, query_rank, bias=False)
         self.norm_q = None if query_rank is None else self._norm(query_rank)
-        self.W_q = Linear(query_rank or d, heads * (width + turned), bias=False)
-        self.W_c, self.W_kr = Linear(d, rank, bias=False), Linear(d, turned, bias=False)
+        self.W_q = Linear(query_rank or d, heads * (width + rope_dim), bias=False)
+        self.W_c, self.W_kr = Linear(d, rank, bias=False), Linear(d, rope_dim, bias=False)
         self.norm_c, self.norm = self._norm(rank), nn.Identity()
         self.W_uk = nn.Parameter(torch.empty(heads, width, rank))
         self.W_uv = nn.Parameter(torch.empty(heads, values, rank))
         self.W_g = Linear(d, heads, bias=False) if gated else None
         self.W_o = Linear(heads * values, d, bias=False)
-        # Softmax divides by √(rank + turned)
-        self.scale = ((rank + turned) / (width + turned)) ** 0.5
+        # Softmax divides by √(rank + rope_dim)
+        self.scale = ((rank + rope_dim) / (width + rope_dim)) ** 0.5
         self.reset_parameters()
 
     @staticmethod

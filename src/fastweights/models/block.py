@@ -36,7 +36,7 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         self.shared = None if shared is None else SharedAttention(shared)
         self.parallel = config.parallel_residual
-        self.norms_behind = config.norms_behind[layer % len(config.norms_behind)]
+        self.post_norm = config.post_norm[layer % len(config.post_norm)]
         self.normalized = config.normalized_residual
         self.mixer_norm = normalization(config)
         self.mixer_norm_behind = _second_norm(config)
@@ -68,18 +68,18 @@ class Block(GradientCheckpointingLayer):
             before, state = state.states if isinstance(state, SumState) else (state, state)
             y, shared_state = self.shared(x, before, **given)
             read = x + y
-        read = read if self.norms_behind else self.mixer_norm(read)
+        read = read if self.post_norm else self.mixer_norm(read)
         y, after = self.mixer(read, state, **given)
         after = after if shared_state is None else SumState((shared_state, after))
-        y = self.mixer_norm(y) if self.norms_behind else self.mixer_norm_behind(y)
+        y = self.mixer_norm(y) if self.post_norm else self.mixer_norm_behind(y)
         y = self.dropout(y)
         mixed = (read if self.normalized else x) + y
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after, stream.values
         read = x if self.parallel else mixed
-        read = read if self.norms_behind else self.mlp_norm(read)
+        read = read if self.post_norm else self.mlp_norm(read)
         z = self.mlp(read)
-        z = self.mlp_norm(z) if self.norms_behind else self.mlp_norm_behind(z)
+        z = self.mlp_norm(z) if self.post_norm else self.mlp_norm_behind(z)
         return (read if self.normalized else mixed) + self.dropout(z), after, stream.values
 
     @property

@@ -19,6 +19,21 @@ from fastweights.mixers.shared import SharedBlock
 from fastweights.models.cache_names import CACHE
 from fastweights.models.checkpoint_code import CarriesCode
 
+RENAMED_FIELDS = {"norms_behind": "post_norm"}
+RENAMED_ARGUMENTS = {("mla", "turned"): "rope_dim", ("mamba3", "still"): "partial_rotation"}
+"""Today's names of fields, and of a mixer's arguments, by those of earlier checkpoints."""
+
+
+def _with_new_names(fields: dict[str, Any]) -> dict[str, Any]:
+    """The content of a stored configuration, or of an entry of its `mixers`, by today's names."""
+    mixer = fields.get("name")
+    found = {
+        RENAMED_ARGUMENTS.get((mixer, name)) or RENAMED_FIELDS.get(name, name): value
+        for name, value in fields.items()
+    }
+    several = {"mixers", "beside"} & found.keys()
+    return found | {name: [_with_new_names(one) for one in found[name]] for name in several}
+
 
 def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
@@ -51,8 +66,8 @@ class FastWeightsConfig(CarriesCode):
             beside the stream (Zamba); None for none
         parallel_residual: whether mixer and MLP read the same x and are added together
             (GPT-NeoX)
-        norms_behind: whether a layer's norms stand behind its mixer and MLP (OLMo 2) instead of
-            before them, repeated over the depth
+        post_norm: whether a layer's norms are after its mixer and MLP (OLMo 2) instead of before
+            them, repeated over the depth
         sandwich_norms: whether a second norm stands behind every mixer and MLP (Gemma)
         normalized_residual: whether mixer and MLP are each added to what they read, the
             normalised stream (MiniMax)
@@ -93,7 +108,7 @@ class FastWeightsConfig(CarriesCode):
     mlps: list[dict[str, Any] | None] | None = None
     shared_blocks: list[dict[str, Any]] | None = None
     parallel_residual: bool = False
-    norms_behind: list[bool] = field(default_factory=lambda: [False])
+    post_norm: list[bool] = field(default_factory=lambda: [False])
     sandwich_norms: bool = False
     normalized_residual: bool = False
     learnt_positions: int | None = None
@@ -133,7 +148,7 @@ class FastWeightsConfig(CarriesCode):
                 f"this checkpoint holds a {kind!r} model, not a {cls.model_type!r} one; load it"
                 " with from_pretrained of the transformers.AutoModel… of its task"
             )
-        return super().from_dict(config_dict, **kwargs)
+        return super().from_dict(_with_new_names(config_dict), **kwargs)
 
     @property
     def mlp_size(self) -> int:
@@ -261,22 +276,22 @@ class FastWeightsConfig(CarriesCode):
                 " one of them"
             )
 
-        if self.normalized_residual and any(self.norms_behind):
+        if self.normalized_residual and any(self.post_norm):
             raise ValueError(
-                "normalized_residual adds to what the norms give, and norms_behind has none in"
+                "normalized_residual adds to what the norms give, and post_norm has none in"
                 " front; set one of them"
             )
 
-        if self.sandwich_norms and any(self.norms_behind):
+        if self.sandwich_norms and any(self.post_norm):
             raise ValueError(
-                "sandwich_norms puts norms on both sides, and norms_behind has none in front; set"
+                "sandwich_norms puts norms on both sides, and post_norm has none in front; set"
                 " one of them"
             )
 
     def _check_mixers(self) -> None:
-        if not 1 <= len(self.norms_behind) <= self.num_hidden_layers:
+        if not 1 <= len(self.post_norm) <= self.num_hidden_layers:
             raise ValueError(
-                f"norms_behind lists {len(self.norms_behind)} layers of {self.num_hidden_layers};"
+                f"post_norm lists {len(self.post_norm)} layers of {self.num_hidden_layers};"
                 " name at least one and at most all"
             )
         if not self.mixers:

@@ -237,7 +237,7 @@ def _taken(call: Call | None, what: str) -> Call:
 
 def _refuse_block(block: Any) -> None:
     plain = type(block) is Block and block.shared is None
-    around = plain and not (block.parallel or block.norms_behind or block.normalized)
+    around = plain and not (block.parallel or block.post_norm or block.normalized)
     _require(around, "its blocks are not x + Mixer(Norm x) and x + MLP(Norm x)")
     mixer: Any = block.mixer
     _require(type(mixer) is SoftmaxAttention, f"a mixer is {type(mixer).__name__}, not softmax")
