@@ -17,6 +17,7 @@ from fastweights.generate import Decoder, Sampler
 from fastweights.models.cache import BatchFirstCache
 from fastweights.models.continuation import continuation_of
 from fastweights.models.graph import parts_of
+from fastweights.recurrence.effects import tensors_mapped_by
 from fastweights.training.data.chats import (
     ASSISTANT,
     Conversation,
@@ -177,13 +178,10 @@ def _read_file(path: Path) -> tuple[list[Message], str, Any, str, list[Tensor]]:
 
 def _tensors_of(cache: Any) -> list[Tensor]:
     """The tensors of a cache; none if one of its parts is of a kind that is not known."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    known = [_replace(part, note) for part in parts_of(cache)]
+    known: list[bool] = []
+    found = tensors_mapped_by(
+        lambda note: known.extend(_replace(part, note) for part in parts_of(cache))
+    )
     return found if all(known) else []
 
 

@@ -5,6 +5,7 @@ DeltaNet, KDA, MesaNet and HGRN2.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -40,260 +41,277 @@ LayerPlan = tuple[dict[str, Any], Table]
 """An entry of `mixers`, and its weights."""
 
 
-def gla(source: CheckpointSource) -> ImportPlan:
+def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
+    """What the models share: the stack, the SwiGLU, and softmax attention in some layers."""
+    settings = source.settings
+    settings.require("hidden_act", "swish", "silu")
+    settings.require("attnres_block_size", None)
+    recurrent, hybrid = layer(settings), settings.get("attn", None) or {"layers": ()}
+    layers = [
+        _attention(hybrid) if i in hybrid["layers"] else recurrent
+        for i in range(settings["num_hidden_layers"])
+    ]
+    config = FastWeightsConfig(
+        **settings.common,
+        hidden_size=settings["hidden_size"],
+        num_hidden_layers=len(layers),
+        mixers=shortest_period([mixer for mixer, _ in layers]),
+        norm_eps=settings["norm_eps"],
+        intermediate_size=settings["intermediate_size"]
+        or swiglu_width(settings["hidden_size"], settings["hidden_ratio"] or 4),
+        embedding_scale=1.0,
+    )
+    block = {
+        "mixer_norm.weight": "attn_norm.weight",
+        "mlp_norm.weight": "mlp_norm.weight",
+        **glu_mlp(),
+    }
+    tables = [{**block, **table} for _, table in layers]
+    return ImportPlan(config, {**OUTER, **stack_layers(config, "model.layers", tables)})
+
+
+def of_layers(
+    layer: Callable[[Settings], LayerPlan],
+) -> Callable[[CheckpointSource], ImportPlan]:
+    """Make a plan of one layer that of a whole model, by `plan_stack`."""
+
+    @wraps(layer)
+    def plan(source: CheckpointSource) -> ImportPlan:
+        return plan_stack(source, layer)
+
+    return plan
+
+
+@of_layers
+def gla(settings: Settings) -> LayerPlan:
     """Plan the import of a GLA checkpoint.
 
     It has RMSNorm where the paper has LayerNorm, and no bias in the gate.
     """
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("expand_k", 0.5)
-        settings.require("expand_v", 1.0)
-        settings.require("num_kv_heads", None, settings["num_heads"])
-        settings.require("feature_map", None)
-        settings.require("use_short_conv", False)
-        settings.require("clamp_min", None)
-        mixer = {
-            "name": "gla",
-            "heads": settings["num_heads"],
-            "center": False,
-            "eps": settings["norm_eps"],
-        }
-        table = {
-            **projections("q", "k", "v", "o"),
-            "mixer.W_r.weight": "attn.g_proj.weight",
-            "mixer.W_r.bias": ConstantTensor(0.0),
-            "mixer.W_alpha.0.weight": "attn.gk_proj.0.weight",
-            **linear("mixer.W_alpha.1", "attn.gk_proj.1", bias=True),
-            "mixer.norm.weight": _output_norm(settings),
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    settings.require("expand_k", 0.5)
+    settings.require("expand_v", 1.0)
+    settings.require("num_kv_heads", None, settings["num_heads"])
+    settings.require("feature_map", None)
+    settings.require("use_short_conv", False)
+    settings.require("clamp_min", None)
+    mixer = {
+        "name": "gla",
+        "heads": settings["num_heads"],
+        "center": False,
+        "eps": settings["norm_eps"],
+    }
+    table = {
+        **projections("q", "k", "v", "o"),
+        "mixer.W_r.weight": "attn.g_proj.weight",
+        "mixer.W_r.bias": ConstantTensor(0.0),
+        "mixer.W_alpha.0.weight": "attn.gk_proj.0.weight",
+        **linear("mixer.W_alpha.1", "attn.gk_proj.1", bias=True),
+        "mixer.norm.weight": _output_norm(settings),
+    }
+    return mixer, table
 
 
-def gsa(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def gsa(settings: Settings) -> LayerPlan:
     """Plan the import of a GSA checkpoint, whose last norm has ε = 10⁻⁵ whatever `norm_eps` is."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        for name in ("expand_k", "expand_v"):
-            settings.require(name, 1)
-        settings.require("feature_map", "swish")
-        settings.require("use_short_conv", False)
-        settings.require("elementwise_affine", True)
-        heads = settings["num_heads"]
-        mixer = {
-            "name": "gsa",
-            "heads": heads,
-            "kv_heads": settings.get("num_kv_heads", None),
-            "slots": settings.get("num_slots", None) or settings["hidden_size"] // heads,
-            "tau": settings["gate_logit_normalizer"],
-        }
-        table = {
-            **projections("q", "k", "v", "o"),
-            "mixer.W_alpha.weight": "attn.f_proj.weight",
-            "mixer.norm.weight": "attn.g_norm.weight",
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    for name in ("expand_k", "expand_v"):
+        settings.require(name, 1)
+    settings.require("feature_map", "swish")
+    settings.require("use_short_conv", False)
+    settings.require("elementwise_affine", True)
+    heads = settings["num_heads"]
+    mixer = {
+        "name": "gsa",
+        "heads": heads,
+        "kv_heads": settings.get("num_kv_heads", None),
+        "slots": settings.get("num_slots", None) or settings["hidden_size"] // heads,
+        "tau": settings["gate_logit_normalizer"],
+    }
+    table = {
+        **projections("q", "k", "v", "o"),
+        "mixer.W_alpha.weight": "attn.f_proj.weight",
+        "mixer.norm.weight": "attn.g_norm.weight",
+    }
+    return mixer, table
 
 
-def raven(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def raven(settings: Settings) -> LayerPlan:
     """Plan the import of a Raven checkpoint."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        for name in ("expand_k", "expand_v"):
-            settings.require(name, 1)
-        for name in ("use_short_conv", "use_output_gate", "bias_rmm", "use_rope"):
-            settings.require(name, False)
-        settings.require("num_kv_heads", None, settings["num_heads"])
-        settings.require("feature_map", "swish")
-        settings.require("decay_type", "Mamba2")
-        settings.require("router_score", "sigmoid")
-        settings.require("router_type", "lin")
-        settings.require("elementwise_affine", True)
-        stated, width = settings["num_slots"], settings["hidden_size"] // settings["num_heads"]
-        mixer = {
-            "name": "raven",
-            "heads": settings["num_heads"],
-            "slots": stated or width,
-            "active": settings["topk"] if stated else min(settings["topk"], width),
-            "eps": settings["norm_eps"],
-            "floor": ROUTED_FLOOR,
-        }
-        table = {
-            **projections("q", "k", "v", "r", "o"),
-            "mixer.W_alpha.weight": "attn.a_proj.weight",
-            "mixer.W_alpha.bias": "attn.dt_bias",
-            "mixer.log_a": "attn.A_log",
-            **{f"mixer.norm_{name}.weight": f"attn.{name}_norm.weight" for name in "qk"},
-            "mixer.norm.weight": "attn.g_norm.weight",
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    for name in ("expand_k", "expand_v"):
+        settings.require(name, 1)
+    for name in ("use_short_conv", "use_output_gate", "bias_rmm", "use_rope"):
+        settings.require(name, False)
+    settings.require("num_kv_heads", None, settings["num_heads"])
+    settings.require("feature_map", "swish")
+    settings.require("decay_type", "Mamba2")
+    settings.require("router_score", "sigmoid")
+    settings.require("router_type", "lin")
+    settings.require("elementwise_affine", True)
+    stated, width = settings["num_slots"], settings["hidden_size"] // settings["num_heads"]
+    mixer = {
+        "name": "raven",
+        "heads": settings["num_heads"],
+        "slots": stated or width,
+        "active": settings["topk"] if stated else min(settings["topk"], width),
+        "eps": settings["norm_eps"],
+        "floor": ROUTED_FLOOR,
+    }
+    table = {
+        **projections("q", "k", "v", "r", "o"),
+        "mixer.W_alpha.weight": "attn.a_proj.weight",
+        "mixer.W_alpha.bias": "attn.dt_bias",
+        "mixer.log_a": "attn.A_log",
+        **{f"mixer.norm_{name}.weight": f"attn.{name}_norm.weight" for name in "qk"},
+        "mixer.norm.weight": "attn.g_norm.weight",
+    }
+    return mixer, table
 
 
-def retnet(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def retnet(settings: Settings) -> LayerPlan:
     """Plan the import of a RetNet checkpoint.
 
     It has RMSNorm with weights where the paper has a LayerNorm without.
     """
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("expand_k", 1.0)
-        settings.require("num_kv_heads", None, settings["num_heads"])
-        settings.require("feature_map", None)
-        settings.require("use_short_conv", False)
-        mixer = {
-            "name": "retnet",
-            "heads": settings["num_heads"],
-            "expand_v": settings["expand_v"],
-            "center": False,
-            "affine": True,
-            "eps": settings["norm_eps"],
-        }
-        return mixer, {
-            **projections("q", "k", "v", "g", "o"),
-            "mixer.norm.weight": _output_norm(settings),
-        }
-
-    return plan_stack(source, layer)
+    settings.require("expand_k", 1.0)
+    settings.require("num_kv_heads", None, settings["num_heads"])
+    settings.require("feature_map", None)
+    settings.require("use_short_conv", False)
+    mixer = {
+        "name": "retnet",
+        "heads": settings["num_heads"],
+        "expand_v": settings["expand_v"],
+        "center": False,
+        "affine": True,
+        "eps": settings["norm_eps"],
+    }
+    return mixer, {
+        **projections("q", "k", "v", "g", "o"),
+        "mixer.norm.weight": _output_norm(settings),
+    }
 
 
-def deltanet(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def deltanet(settings: Settings) -> LayerPlan:
     """Plan the import of a DeltaNet checkpoint: SiLU and L2 norm on q and k, convolutions, no
     gate."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        for name in ("expand_k", "expand_v"):
-            settings.require(name, 1.0)
-        for name in ("use_beta", "use_short_conv"):
-            settings.require(name, True)
-        settings.require("use_gate", False)
-        settings.require("qk_norm", "l2")
-        settings.require("qk_activation", "silu")
-        mixer = {
-            "name": "deltanet",
-            "heads": settings["num_heads"],
-            "conv": settings["conv_size"],
-            "negative": settings.get("allow_neg_eigval", False),
-            "eps": settings["norm_eps"],
-            "floor": FLOOR,
-        }
-        table = {
-            **projections("q", "k", "v", "o"),
-            **convolutions("q", "k", "v"),
-            "mixer.W_beta.weight": "attn.b_proj.weight",
-            "mixer.norm.weight": "attn.o_norm.weight",
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    for name in ("expand_k", "expand_v"):
+        settings.require(name, 1.0)
+    for name in ("use_beta", "use_short_conv"):
+        settings.require(name, True)
+    settings.require("use_gate", False)
+    settings.require("qk_norm", "l2")
+    settings.require("qk_activation", "silu")
+    mixer = {
+        "name": "deltanet",
+        "heads": settings["num_heads"],
+        "conv": settings["conv_size"],
+        "negative": settings.get("allow_neg_eigval", False),
+        "eps": settings["norm_eps"],
+        "floor": FLOOR,
+    }
+    table = {
+        **projections("q", "k", "v", "o"),
+        **convolutions("q", "k", "v"),
+        "mixer.W_beta.weight": "attn.b_proj.weight",
+        "mixer.norm.weight": "attn.o_norm.weight",
+    }
+    return mixer, table
 
 
-def gdn(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def gdn(settings: Settings) -> LayerPlan:
     """Plan the import of a gated DeltaNet checkpoint, which may have more heads for v than for q
     and k."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("use_gate", True)
-        settings.require("use_short_conv", True)
-        heads, width = settings["num_heads"], settings["head_dim"]
-        value_heads = settings.get("num_v_heads", None) or heads
-        mixer = {
-            "name": "gated_deltanet",
-            "heads": heads,
-            "value_heads": value_heads,
-            "expand_k": heads * width / settings["hidden_size"],
-            "expand_v": value_heads * int(width * settings["expand_v"]) / settings["hidden_size"],
-            "conv": settings["conv_size"],
-            "negative": settings.get("allow_neg_eigval", False),
-            "eps": settings["norm_eps"],
-            "floor": FLOOR,
-        }
-        table = {
-            **projections("q", "k", "v", "g", "o"),
-            **convolutions("q", "k", "v"),
-            "mixer.W_alpha.weight": "attn.a_proj.weight",
-            "mixer.W_beta.weight": "attn.b_proj.weight",
-            "mixer.log_a": "attn.A_log",
-            "mixer.b_alpha": "attn.dt_bias",
-            "mixer.norm.weight": "attn.o_norm.weight",
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    settings.require("use_gate", True)
+    settings.require("use_short_conv", True)
+    heads, width = settings["num_heads"], settings["head_dim"]
+    value_heads = settings.get("num_v_heads", None) or heads
+    mixer = {
+        "name": "gated_deltanet",
+        "heads": heads,
+        "value_heads": value_heads,
+        "expand_k": heads * width / settings["hidden_size"],
+        "expand_v": value_heads * int(width * settings["expand_v"]) / settings["hidden_size"],
+        "conv": settings["conv_size"],
+        "negative": settings.get("allow_neg_eigval", False),
+        "eps": settings["norm_eps"],
+        "floor": FLOOR,
+    }
+    table = {
+        **projections("q", "k", "v", "g", "o"),
+        **convolutions("q", "k", "v"),
+        "mixer.W_alpha.weight": "attn.a_proj.weight",
+        "mixer.W_beta.weight": "attn.b_proj.weight",
+        "mixer.log_a": "attn.A_log",
+        "mixer.b_alpha": "attn.dt_bias",
+        "mixer.norm.weight": "attn.o_norm.weight",
+    }
+    return mixer, table
 
 
-def kda(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def kda(settings: Settings) -> LayerPlan:
     """Plan the import of a KDA checkpoint, which may have more heads for v than for q and k, and a
     bounded decay."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("use_short_conv", True)
-        settings.require("expand_v", 1.0)
-        lowest = settings.get("lower_bound", None)
-        mixer = {
-            "name": "kda",
-            "heads": settings["num_heads"],
-            "width": settings["head_dim"],
-            "value_heads": settings.get("num_v_heads", None),
-            "conv": settings["conv_size"],
-            "negative": settings.get("allow_neg_eigval", False),
-            "lowest": None if lowest is None else -lowest,
-            "eps": settings["norm_eps"],
-        }
-        table = {
-            **projections("q", "k", "v", "o"),
-            **convolutions("q", "k", "v"),
-            **linear("mixer.W_alpha.0", "attn.f_proj.0"),
-            **linear("mixer.W_alpha.1", "attn.f_proj.1"),
-            **linear("mixer.W_g.0", "attn.g_proj.0"),
-            **linear("mixer.W_g.1", "attn.g_proj.1", bias=True),
-            "mixer.W_beta.weight": "attn.b_proj.weight",
-            "mixer.log_a": "attn.A_log",
-            "mixer.b_alpha": "attn.dt_bias",
-            "mixer.norm.weight": "attn.o_norm.weight",
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    settings.require("use_short_conv", True)
+    settings.require("expand_v", 1.0)
+    lowest = settings.get("lower_bound", None)
+    mixer = {
+        "name": "kda",
+        "heads": settings["num_heads"],
+        "width": settings["head_dim"],
+        "value_heads": settings.get("num_v_heads", None),
+        "conv": settings["conv_size"],
+        "negative": settings.get("allow_neg_eigval", False),
+        "lowest": None if lowest is None else -lowest,
+        "eps": settings["norm_eps"],
+    }
+    table = {
+        **projections("q", "k", "v", "o"),
+        **convolutions("q", "k", "v"),
+        **linear("mixer.W_alpha.0", "attn.f_proj.0"),
+        **linear("mixer.W_alpha.1", "attn.f_proj.1"),
+        **linear("mixer.W_g.0", "attn.g_proj.0"),
+        **linear("mixer.W_g.1", "attn.g_proj.1", bias=True),
+        "mixer.W_beta.weight": "attn.b_proj.weight",
+        "mixer.log_a": "attn.A_log",
+        "mixer.b_alpha": "attn.dt_bias",
+        "mixer.norm.weight": "attn.o_norm.weight",
+    }
+    return mixer, table
 
 
-def mesa_net(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def mesa_net(settings: Settings) -> LayerPlan:
     """Plan the import of a MesaNet checkpoint, which lacks the bound on γ of the paper's appendix
     F.5."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        heads = settings["num_heads"]
-        settings.require("use_output_gate", False)
-        settings.require("use_short_conv", True)
-        settings.require("lambda_lower_bound", 0.25)
-        settings.require("head_dim", settings["hidden_size"] // heads)
-        mixer = {
-            "name": "mesa",
-            "heads": heads,
-            "steps": settings["max_cg_step_training"],
-            "conv": settings["conv_size"],
-            "bound": 1.0,
-            "eps": settings["norm_eps"],
-            "floor": FLOOR,
-        }
-        table = {
-            **projections("q", "k", "v", "o"),
-            **convolutions("q", "k"),
-            **linear("mixer.W_gamma", "attn.a_proj", bias=True),
-            **linear("mixer.W_beta", "attn.b_proj", bias=True),
-            "mixer.ridge": TensorSource(
-                "attn.lambda_params", lambda ridge: ridge.unflatten(0, (heads, -1))
-            ),
-            "mixer.norm.weight": "attn.o_norm.weight",
-        }
-        return mixer, table
-
-    return plan_stack(source, layer)
+    heads = settings["num_heads"]
+    settings.require("use_output_gate", False)
+    settings.require("use_short_conv", True)
+    settings.require("lambda_lower_bound", 0.25)
+    settings.require("head_dim", settings["hidden_size"] // heads)
+    mixer = {
+        "name": "mesa",
+        "heads": heads,
+        "steps": settings["max_cg_step_training"],
+        "conv": settings["conv_size"],
+        "bound": 1.0,
+        "eps": settings["norm_eps"],
+        "floor": FLOOR,
+    }
+    table = {
+        **projections("q", "k", "v", "o"),
+        **convolutions("q", "k"),
+        **linear("mixer.W_gamma", "attn.a_proj", bias=True),
+        **linear("mixer.W_beta", "attn.b_proj", bias=True),
+        "mixer.ridge": TensorSource(
+            "attn.lambda_params", lambda ridge: ridge.unflatten(0, (heads, -1))
+        ),
+        "mixer.norm.weight": "attn.o_norm.weight",
+    }
+    return mixer, table
 
 
 def hgrn2(source: CheckpointSource) -> ImportPlan:
@@ -364,35 +382,6 @@ def _output_norm(settings: Settings) -> str:
     settings.require("use_output_gate", True)
     settings.require("elementwise_affine", True)
     return f"attn.{'g_norm_swish_gate' if settings.get('fuse_norm', True) else 'g_norm'}.weight"
-
-
-def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
-    """What the models share: the stack, the SwiGLU, and softmax attention in some layers."""
-    settings = source.settings
-    settings.require("hidden_act", "swish", "silu")
-    settings.require("attnres_block_size", None)
-    recurrent, hybrid = layer(settings), settings.get("attn", None) or {"layers": ()}
-    layers = [
-        _attention(hybrid) if i in hybrid["layers"] else recurrent
-        for i in range(settings["num_hidden_layers"])
-    ]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=len(layers),
-        mixers=shortest_period([mixer for mixer, _ in layers]),
-        norm_eps=settings["norm_eps"],
-        intermediate_size=settings["intermediate_size"]
-        or swiglu_width(settings["hidden_size"], settings["hidden_ratio"] or 4),
-        embedding_scale=1.0,
-    )
-    block = {
-        "mixer_norm.weight": "attn_norm.weight",
-        "mlp_norm.weight": "mlp_norm.weight",
-        **glu_mlp(),
-    }
-    tables = [{**block, **table} for _, table in layers]
-    return ImportPlan(config, {**OUTER, **stack_layers(config, "model.layers", tables)})
 
 
 def _attention(hybrid: dict[str, Any]) -> LayerPlan:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastweights.importers.fla import FLOOR, LayerPlan, convolutions, plan_stack, projections
-from fastweights.importers.plan import ImportPlan, Table, TensorSource
-from fastweights.importers.source import CheckpointSource, Settings
+from fastweights.importers.fla import FLOOR, LayerPlan, convolutions, of_layers, projections
+from fastweights.importers.plan import Table, TensorSource
+from fastweights.importers.source import Settings
 
 DECAY: Table = {
     "mixer.W_alpha.weight": "attn.a_proj.weight",
@@ -19,55 +19,46 @@ DECAY: Table = {
 }
 
 
-def deltaproduct(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def deltaproduct(settings: Settings) -> LayerPlan:
     """Plan the import of a gated DeltaProduct checkpoint."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("use_forget_gate", True)
-        mixer = {
-            **_delta_rule("gated_deltaproduct", settings),
-            "steps": settings["num_householder"],
-            "negative": settings["allow_neg_eigval"],
-        }
-        return mixer, _delta_tensors()
-
-    return plan_stack(source, layer)
+    settings.require("use_forget_gate", True)
+    mixer = {
+        **_delta_rule("gated_deltaproduct", settings),
+        "steps": settings["num_householder"],
+        "negative": settings["allow_neg_eigval"],
+    }
+    return mixer, _delta_tensors()
 
 
-def comba(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def comba(settings: Settings) -> LayerPlan:
     """Plan the import of a Comba checkpoint, which normalises what it has corrected."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("num_v_heads", None, settings["num_heads"])
-        settings.require("use_output_correction", True)
-        settings.require("use_inner_decay", True)
-        mixer = {**_delta_rule("comba", settings), "renormalized": True}
-        return mixer, {**_delta_tensors(), "mixer.delta": "attn.decay", "mixer.D": "attn.D"}
-
-    return plan_stack(source, layer)
+    settings.require("num_v_heads", None, settings["num_heads"])
+    settings.require("use_output_correction", True)
+    settings.require("use_inner_decay", True)
+    mixer = {**_delta_rule("comba", settings), "renormalized": True}
+    return mixer, {**_delta_tensors(), "mixer.delta": "attn.decay", "mixer.D": "attn.D"}
 
 
-def mom(source: CheckpointSource) -> ImportPlan:
+@of_layers
+def mom(settings: Settings) -> LayerPlan:
     """Plan the import of a MoM checkpoint over gated DeltaNet, with a shared memory."""
-
-    def layer(settings: Settings) -> LayerPlan:
-        settings.require("shared_mem", True)
-        settings.require("single_kv_proj", False)
-        settings.require("mom_backend", "gated_deltanet")
-        memories = settings["num_memories"]
-        mixer = {
-            **_delta_rule("mom", settings),
-            "memories": memories,
-            "active": settings["topk"],
-        }
-        each = {"k": "k", "v": "v", "b": "beta", "a": "alpha"}
-        return mixer, {
-            **_delta_tensors(),
-            **{f"mixer.W_{ours}.weight": _stacked(name, memories) for name, ours in each.items()},
-            "mixer.W_r.weight": "attn.gate.weight",
-        }
-
-    return plan_stack(source, layer)
+    settings.require("shared_mem", True)
+    settings.require("single_kv_proj", False)
+    settings.require("mom_backend", "gated_deltanet")
+    memories = settings["num_memories"]
+    mixer = {
+        **_delta_rule("mom", settings),
+        "memories": memories,
+        "active": settings["topk"],
+    }
+    each = {"k": "k", "v": "v", "b": "beta", "a": "alpha"}
+    return mixer, {
+        **_delta_tensors(),
+        **{f"mixer.W_{ours}.weight": _stacked(name, memories) for name, ours in each.items()},
+        "mixer.W_r.weight": "attn.gate.weight",
+    }
 
 
 def _delta_rule(name: str, settings: Settings) -> dict[str, object]:

@@ -28,7 +28,7 @@ def _with_new_names(fields: dict[str, Any]) -> dict[str, Any]:
     """The content of a stored configuration, or of an entry of its `mixers`, by today's names."""
     mixer = fields.get("name")
     found = {
-        RENAMED_ARGUMENTS.get((mixer, name)) or RENAMED_FIELDS.get(name, name): value
+        RENAMED_ARGUMENTS.get((str(mixer), name)) or RENAMED_FIELDS.get(name, name): value
         for name, value in fields.items()
     }
     several = {"mixers", "beside"} & found.keys()

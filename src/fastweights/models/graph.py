@@ -25,6 +25,7 @@ from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.cache import BatchFirstCache, FastWeightsCache
 from fastweights.models.cache_names import cache_argument
 from fastweights.models.invariant import RowCaches
+from fastweights.recurrence.effects import tensors_mapped_by
 
 WARM_UPS = 2
 """Steps before a capture, by which libraries allocate what they keep."""
@@ -37,15 +38,7 @@ def parts_of(cache: Any) -> list[Any]:
 
 def states_of(cache: Any) -> list[Tensor]:
     """All tensors of a cache whose parts are batch first."""
-    found: list[Tensor] = []
-
-    def note(state: Tensor) -> Tensor:
-        found.append(state)
-        return state
-
-    for part in parts_of(cache):
-        part.apply(note)
-    return found
+    return tensors_mapped_by(lambda note: [part.apply(note) for part in parts_of(cache)])
 
 
 def replace_states(cache: Any, states: Iterable[Tensor]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.effects import Effect
+from fastweights.recurrence.effects import Effect, tensors_mapped_by
 from fastweights.recurrence.mapped import Mapped, features
 from fastweights.recurrence.streams import (
     ShapeError,
@@ -295,14 +295,7 @@ def tensor_fields(record: Recurrence) -> dict[str, Tensor]:
 
 def written_streams(record: Recurrence) -> list[Tensor]:
     """The streams that say what a token writes, in the order of `map_written`."""
-    found: list[Tensor] = []
-
-    def note(stream: Tensor) -> Tensor:
-        found.append(stream)
-        return stream
-
-    record.map_written(note)
-    return found
+    return tensors_mapped_by(record.map_written)
 
 
 def _map_part(part: Any, f: Callable[[Tensor], Tensor]) -> Any:

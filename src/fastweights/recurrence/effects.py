@@ -19,6 +19,18 @@ from fastweights.recurrence.streams import State, pack_state, state_parts
 S = TypeVar("S")
 
 
+def tensors_mapped_by(map: Callable[[Callable[[Tensor], Tensor]], object]) -> list[Tensor]:
+    """The tensors that a function applies its argument to, in its order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map(note)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Effect(ABC, Generic[S]):
     """A map from the state before some tokens to the one after them.
@@ -46,14 +58,7 @@ class Effect(ABC, Generic[S]):
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order of `map`."""
-        found: list[Tensor] = []
-
-        def note(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(note)
-        return found
+        return tensors_mapped_by(self.map)
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,7 @@ def _former_end(stored: Any, config: Optimization) -> _RunEnd | None:
     return _RunEnd(steps, schedule)
 
 
-def _require_same_rates(out: Path, made: int, former: _RunEnd, end: _End) -> None:
+def _require_same_rates(out: Path, made: int, former: _RunEnd, end: _RunEnd) -> None:
     for step in range(min(made, former.steps, end.steps)):
         if former.rate(step) != end.rate(step):
             raise CheckpointError(
@@ -81,7 +81,7 @@ def _require_same_rates(out: Path, made: int, former: _RunEnd, end: _End) -> Non
             )
 
 
-def _named(former: _RunEnd, end: _End) -> str:
+def _named(former: _RunEnd, end: _RunEnd) -> str:
     names = dict.fromkeys(type(one.schedule).__name__ for one in (former, end))
     return f"{' and '.join(names)} schedule"
 

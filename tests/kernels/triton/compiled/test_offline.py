@@ -100,7 +100,7 @@ def test_the_loop_of_a_kernel_is_that_of_its_source() -> None:
         chunk_states(k.new_empty(1, 2, 64, 64), *streams, chunks)
     (code,) = (kernel.code for kernel in log.kernels)
     lines, first = inspect.getsourcelines(decay.states.fn)
-    place = first + [line.strip().startswith("for n in range(") for line in lines].index(True)
+    place = first + [line.strip().startswith("for i in range(") for line in lines].index(True)
     assert [loop.line for loop in code.loops] == [f"decay.py:{place}"]
     within, outside = (sum(names.values()) for names in code.per_pass)
     assert code.per_pass[0]["HGMMA"] == log.kernels[0].mix["HGMMA"] > 0
