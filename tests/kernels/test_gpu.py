@@ -69,10 +69,13 @@ def test_every_kernel_agrees_with_float64(cuda, case, dtype):
     """Output and all gradients; the state of half-precision streams stays float32."""
     solved = 10 * case.accuracy if isinstance(case, RecurrenceCase) else 0.0
     for row in check_kernels(case, sizes(case), dtype, cuda):
-        assert row.note == "", row
+        # with the CPU in the GPU's place, C's kernels are there, of which one only reads
+        forward_only = cuda.type == "cpu" and row.note == "it computes no gradients"
+        assert row.note == "" or forward_only, row
         assert row.error is not None
-        assert row.gradient_error is not None
-        assert max(row.error, row.gradient_error) < max(TOLERANCE[dtype], solved), row
+        assert forward_only or row.gradient_error is not None
+        errors = (row.error, row.gradient_error or 0.0)
+        assert max(errors) < max(TOLERANCE[dtype], solved), row
         assert row.state != "bfloat16" or case.name.startswith("softmax"), row
 
 
