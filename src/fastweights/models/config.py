@@ -31,8 +31,13 @@ def _with_new_names(fields: dict[str, Any]) -> dict[str, Any]:
         RENAMED_ARGUMENTS.get((str(mixer), name)) or RENAMED_FIELDS.get(name, name): value
         for name, value in fields.items()
     }
-    several = {"mixers", "beside"} & found.keys()
-    return found | {name: [_with_new_names(one) for one in found[name]] for name in several}
+    several = [name for name in ("mixers", "beside") if isinstance(found.get(name), list)]
+    return found | {name: [_entry(one) for one in found[name]] for name in several}
+
+
+def _entry(found: Any) -> Any:
+    """Anything else is refused where it is checked."""
+    return _with_new_names(found) if isinstance(found, dict) else found
 
 
 def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def mamba3(
     p: Parameters,
     heads: int = 4,
     groups: int = 1,
-    still: bool = True,
+    partial_rotation: bool = True,
     rank: int = 1,
     eps: float = 1e-5,
 ) -> Array:
@@ -76,7 +76,7 @@ def mamba3(
                 read = now_C[r] @ h + p["D"][head] * now[r][1]
                 y[b, t, head] += down[r, head] * read * silu(gates[r, head] * z[b, t, head])
             last = now
-    assert (theta.shape[2] < B.shape[3] // 2) == still
+    assert (theta.shape[2] < B.shape[3] // 2) == partial_rotation
     return linear(join(y), p, "W_o")
 
 
