@@ -51,12 +51,6 @@ def _set_implementation() -> None:
     assert config._attn_implementation == "something"
 
 
-def _turn_by_halves() -> None:
-    x, (cos, sin) = torch.randn(1, 1, 3, 8), torch.randn(2, 1, 1, 8)
-    turned, _ = modeling_llama.apply_rotary_pos_emb(x.transpose(1, 2), x, cos, sin)
-    assert torch.equal(seams.turn_by_halves(x, cos, sin), turned.transpose(1, 2))
-
-
 def _use_implementation() -> None:
     model = teacher()
     before = model.config._attn_implementation
@@ -197,7 +191,6 @@ SEAMS: dict[str, Callable[[], object]] = {
     "has_final_states": _final_states,
     "logits_of_states": _final_states,
     "decoder_layers": lambda: seams.decoder_layers(teacher()),
-    "turn_by_halves": _turn_by_halves,
     "caches_among": lambda: has(seams.caches_among((), {"any": DynamicCache()})[0], "layers"),
     "cache_layer_names": lambda: has(teacher().config, "get_text_config"),
     "cache_layer": _cache_layer,

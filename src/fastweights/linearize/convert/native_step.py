@@ -23,7 +23,6 @@ from fastweights.linearize.convert.modes import Student
 from fastweights.linearize.convert.transformers_seams import (
     decoder_layers,
     implementation_of,
-    turn_by_halves,
 )
 from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep, NoStepError
 
@@ -88,7 +87,7 @@ class LinearizedStep(NativeStep):
         return self.model.lm_head(trunk.norm(x))[:, -1]
 
     def _attend(self, layer: LayerCalls, attention: Any, memory: Any, turns: Any) -> Tensor:
-        turned = turn_by_halves(layer.turning, *turns)
+        turned = _turn_by_halves(layer.turning, *turns)
         q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
         k, value = memory.update(k.transpose(1, 2), layer.value)
         if isinstance(memory, StateLayer):
@@ -143,3 +142,10 @@ def _refuses_layer(attention: Any, memory: Any) -> str | None:
     if len(kept) != 1:
         return f"its cache holds {len(kept)} sequences, not one"
     return None if kept.dtype is torch.float32 else "its cache is not float32"
+
+
+def _turn_by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn ``x [… k]`` by cosines and sines ``[b t k]`` of one token, as Llama does: channel i and
+    channel i + k/2 are a pair."""
+    first, second = x.chunk(2, -1)
+    return x * cos[:, :, None] + torch.cat((-second, first), -1) * sin[:, :, None]

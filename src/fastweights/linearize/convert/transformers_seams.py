@@ -218,13 +218,6 @@ def _named(module: Any, path: str) -> Any:
         raise LookupError(f"no {path}") from error
 
 
-def turn_by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn ``x [… k]`` by cosines and sines ``[b t k]`` of one token, as Llama does: channel i and
-    channel i + k/2 are a pair."""
-    first, second = x.chunk(2, -1)
-    return x * cos[:, :, None] + torch.cat((-second, first), -1) * sin[:, :, None]
-
-
 def hide_positions(attention: Any) -> None:
     """Let an attention module compute without rotary positions: they turn nothing.
 
