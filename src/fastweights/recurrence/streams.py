@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.shapes import Mask, Segments
 
@@ -71,6 +72,13 @@ def require_width(name: str, stream: Tensor | None, *allowed: int) -> None:
 def heads_first(stream: Tensor, dtype: torch.dtype) -> Tensor:
     """``[b t h ·]`` → ``[b h t ·]`` in `dtype`: the layout in which chunks are matrices."""
     return stream.to(dtype).transpose(1, 2)
+
+
+def pad_tokens(stream: Tensor, before: int, behind: int) -> Tensor:
+    """Zeros around the tokens of ``stream [… t c]``; torch 2.8 pads none without channels."""
+    if stream.shape[-1]:
+        return F.pad(stream, (0, 0, before, behind))
+    return stream.new_empty(*stream.shape[:-2], before + stream.shape[-2] + behind, 0)
 
 
 def with_room(x: Tensor) -> Tensor:

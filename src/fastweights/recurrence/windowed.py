@@ -22,6 +22,7 @@ from fastweights.recurrence.streams import (
     broadcast_lengths,
     heads_first,
     lazy_property,
+    pad_tokens,
     reciprocal_or_zero,
     require_width,
 )
@@ -322,7 +323,7 @@ class WindowedLinear(Recurrence[WindowState]):
         if not isinstance(self.fk, Mapped):
             return kept
         leaving = self.fk.map(keys[:, :, : self.shape[1]].transpose(1, 2)).transpose(1, 2)
-        return F.pad(leaving, (0, 0, 0, keys.shape[2] - leaving.shape[2]))
+        return pad_tokens(leaving, 0, keys.shape[2] - leaving.shape[2])
 
     def kept_features(self, mapped: Tensor) -> Tensor:
         """What the state keeps of features ``[b g s f]``: nothing where keys will do."""

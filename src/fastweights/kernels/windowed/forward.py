@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights.kernels.gemm import route_products
 from fastweights.kernels.windowed.backward import span_back
@@ -16,6 +15,7 @@ from fastweights.kernels.windowed.plan import WindowPlan
 from fastweights.kernels.windowed.spans import SpanStreams, weighted_sums
 from fastweights.recurrence.derivatives import Definition, differentiable_by
 from fastweights.recurrence.mapped import features
+from fastweights.recurrence.streams import pad_tokens
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import (
     WindowedLinear,
@@ -111,9 +111,7 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
         arranged.tokens(s.to(dtype).expand(b, t, h, -1))
         for s in (recurrence.q, features(recurrence.fq), recurrence.mix, scale)
     )
-    q, fq, mix, scale = (
-        F.pad(s, (0, 0, 0, plan.length - t)).unflatten(1, (g, -1)) for s in queries
-    )
+    q, fq, mix, scale = (pad_tokens(s, 0, plan.length - t).unflatten(1, (g, -1)) for s in queries)
 
     # keys [b g w+T ·]: the w before the record (zeros where fewer are cached), then its own
     own = (
@@ -122,7 +120,7 @@ def blockwise_windows(recurrence: WindowedLinear, state: WindowState) -> tuple[T
     )
     before = (*cached[:2], recurrence.cached_features(cached[0], cached[2]))
     keys, values, mapped = (
-        F.pad(torch.cat([old, new], 2), (0, 0, w - old.shape[2], plan.length - t))
+        pad_tokens(torch.cat([old, new], 2), w - old.shape[2], plan.length - t)
         for old, new in zip(before, own, strict=True)
     )
 
