@@ -56,6 +56,7 @@ class GroupedBranch(LinearBranch):
             for heads in self.key_heads
         )
         self.order = _places(self.query_heads)
+        self._sinks: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def branches(self) -> tuple[LinearBranch, ...]:
@@ -82,18 +83,18 @@ class GroupedBranch(LinearBranch):
         keep: Mask | None,
         segments: Segments | None,
     ) -> HeadGroups:
-        parts = zip(self.branches, self.query_heads, self.key_heads, strict=True)
+        parts = zip(self.branches, self.query_heads, self.key_heads, self._pasts(past), strict=True)
         return HeadGroups(
             tuple(
                 group.project_behind(
-                    _of_heads(past, own),
+                    before,
                     q[:, :, queries],
                     k[:, :, own],
                     v[:, :, own],
                     keep,
                     segments,
                 )
-                for group, queries, own in parts
+                for group, queries, own, before in parts
             ),
             self.order,
         )
@@ -111,11 +112,13 @@ class GroupedBranch(LinearBranch):
         )
 
     def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
-        parts = zip(self.branches, self._divided(kept), record.groups, self.key_heads, strict=True)
+        parts = zip(
+            self.branches, self._divided(kept), record.groups, self._pasts(past), strict=True
+        )
         return tuple(
             tensor
-            for group, part, own, heads in parts
-            for tensor in state_parts(group.from_cache(part, own, _of_heads(past, heads)))
+            for group, part, own, before in parts
+            for tensor in state_parts(group.from_cache(part, own, before))
         )
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
@@ -125,6 +128,17 @@ class GroupedBranch(LinearBranch):
         keys, values, there = zip(*(_last(tokens, least) for tokens in found), strict=True)
         order = list(_places(self.key_heads))
         return torch.cat(keys, 1)[:, order], torch.cat(values, 1)[:, order], there[0]
+
+    def _pasts(self, past: Past) -> list[Past]:
+        """What is kept of sinks, of each group's key heads: the same tensors while sinks stay."""
+        if not past:
+            return [past] * len(self.groups)
+        keys, count = past
+        if torch.is_grad_enabled():
+            return [(keys[:, :, heads], count) for heads in self.key_heads]
+        if self._sinks is None or self._sinks[0] is not keys:
+            self._sinks = keys, [keys[:, :, heads] for heads in self.key_heads]
+        return [(own, count) for own in self._sinks[1]]
 
     def _divided(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """The groups' tensors, of which each has as many."""
@@ -136,11 +150,6 @@ def _places(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Where each head is among the groups' heads, one group after the other."""
     heads = [head for group in groups for head in group]
     return tuple(heads.index(head) for head in range(len(heads)))
-
-
-def _of_heads(past: Past, heads: list[int]) -> Past:
-    """What is kept of sinks, of these key heads."""
-    return (past[0][:, :, heads], past[1]) if past else past
 
 
 def _last(tokens: tuple[Tensor, Tensor, Mask], count: int) -> tuple[Tensor, Tensor, Mask]:
