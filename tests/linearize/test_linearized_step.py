@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 from fastweights import kernels
 from fastweights.generate import Decoder
@@ -76,6 +83,19 @@ def test_a_family_that_computes_more_is_read_by_its_modules() -> None:
     config = Qwen3Config(**SIZES, head_dim=4, vocab_size=VOCABULARY, num_hidden_layers=2)
     decoder = begin(linearize(Qwen3ForCausalLM(config).eval(), LINEAR["lolcats"]).eval())
     assert "norms of heads" in str(decoder.refuse_native_step())
+
+
+def test_a_family_that_turns_only_some_channels_is_read_by_its_modules() -> None:
+    config = StableLmConfig(**SIZES, vocab_size=VOCABULARY, num_hidden_layers=2)
+    decoder = begin(linearize(StableLmForCausalLM(config).eval(), LINEAR["lolcats"]).eval())
+    assert "more than" in str(decoder.refuse_native_step())
+    decoder.read_token(torch.tensor([3]))
+
+
+def test_a_vocabulary_of_few_tokens_is_tried_too() -> None:
+    decoder = Decoder(linear_llama(LINEAR["lolcats"], 2, torch.float32, vocab_size=3).eval())
+    decoder.read(torch.tensor([[0, 1, 2]]))
+    assert decoder.refuse_native_step() is None
 
 
 def test_what_the_parts_hide_is_found_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
