@@ -19,6 +19,7 @@ from fastweights.layers import (
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Softmax
+from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 
 
@@ -87,8 +88,8 @@ class FoX(Mixer):
     ) -> Tensor:
         if W is None:
             return y
-        share = W(x).sigmoid().repeat_interleave(self.d // self.heads, -1)
-        return torch.lerp(y, before(y, past), share)
+        share = with_room(W(x)).sigmoid().repeat_interleave(self.d // self.heads, -1)
+        return torch.lerp(with_room(y), with_room(before(y, past)), share).to(y.dtype)
 
     def _normalize(self, y: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:

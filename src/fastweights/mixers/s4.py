@@ -67,7 +67,9 @@ class S4(Mixer):
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         assert gate is not None
         y = o.real.squeeze(-1).to(gate.dtype) + self.D * gate
-        return F.glu(self.W_o(F.gelu(y)))
+        # F.glu, whose forward-mode derivative has no gradient
+        a, b = self.W_o(F.gelu(y)).chunk(2, -1)
+        return a * b.sigmoid()
 
 
 def _conjugates(z: Tensor) -> Tensor:

@@ -63,4 +63,6 @@ class S4D(Mixer):
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         y = o.real.squeeze(-1).to(self.D.dtype)
-        return F.glu(self.W_o(F.gelu(y)))
+        # F.glu, whose forward-mode derivative has no gradient
+        a, b = self.W_o(F.gelu(y)).chunk(2, -1)
+        return a * b.sigmoid()

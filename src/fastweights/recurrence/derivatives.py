@@ -29,6 +29,16 @@ def transform_here() -> str | None:
     return "forward-mode differentiation follows it" if forward_ad._current_level >= 0 else None
 
 
+def are_transforms_nested() -> bool:
+    """Whether torch.func differentiates what is computed here more than once, as its hessian does:
+    no function with a backward or a jvp of its own passes through every order of the two.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    levels = [level.key() for level in _C.get_interpreter_stack() or ()]
+    return sum(key in (_C.TransformType.Grad, _C.TransformType.Jvp) for key in levels) > 1
+
+
 def differentiable_by(define: Callable[[Any], tuple[Definition, Sequence[Any]]]) -> Any:
     """Have the `backward` of an autograd function be differentiable in its turn.
 
@@ -140,13 +150,13 @@ def is_followed_on(gradients: Sequence[Any]) -> bool:
 
 
 def require_one_at_a_time(gradients: Sequence[Any], what: str) -> None:
-    """Raise for gradients that ``is_grads_batched`` has made one of many."""
+    """Raise for gradients, or tangents, of which torch.autograd has made one of many."""
     if torch.compiler.is_compiling():  # whose tensors are of no batch, and which cannot ask
         return
     if any(isinstance(g, Tensor) and _C.is_legacy_batchedtensor(g) for g in gradients):
         raise NotImplementedError(
-            f"{what} takes no batch of gradients; call torch.autograd.grad for one after the other,"
-            " without is_grads_batched"
+            f"{what} takes no batch of gradients; ask torch.autograd for one after the other,"
+            " without is_grads_batched or vectorize, or torch.func"
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fastweights.recurrence.derivatives import (
+    are_transforms_nested,
     gradients_of,
     is_followed_on,
     require_one_at_a_time,
@@ -159,7 +160,17 @@ class Solver(ABC):
     ) -> Tensor:
         """Solve for the operator ``build(*theta)``, differentiably in b and θ by solving once
         more."""
+        if are_transforms_nested():
+            return self._solve_densely(build, b, *theta)
         return solve_implicitly(partial(_solve, self, build), partial(_multiply, build), b, *theta)
+
+    def _solve_densely(self, build: Callable[..., Operator], b: Tensor, *theta: Tensor) -> Tensor:
+        """The solution that is found, with all derivatives of the exact one: by an inverse, as the
+        gradient of linalg.solve's tangent is wrong (torch 2.8 to 2.14).
+        """
+        exact = (b[..., None, :] @ torch.linalg.inv(build(*theta).dense())).squeeze(-2)
+        found = self.solve(build(*(s.detach() for s in theta)), b.detach()).x
+        return exact + (found - exact).detach()
 
     def repeat(
         self, step: Callable[[Any, Parts], Parts], operator: Operator, start: Parts, count: int
@@ -493,6 +504,7 @@ class _FollowedSolve(_ImplicitSolve):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        require_one_at_a_time(tangents, "a solver")
         found = solve_implicitly(ctx.solve, ctx.product, tangents[2], *ctx.saved_tensors)
         return _ForwardAlone.apply(found)
 
