@@ -115,11 +115,15 @@ def require_cache(model: nn.Module, returned: Any) -> str:
 
 
 def read_with_cuts(
-    model: Any, ids: Tensor, cuts: Iterable[int], way: Continuation | None = None
+    model: Any,
+    ids: Tensor,
+    cuts: Iterable[int],
+    way: Continuation | None = None,
+    **given: Any,
 ) -> Tensor:
     """The logits ``[b t vocab]`` of ``ids [b t]``, read in pieces that begin at `cuts`."""
     pieces = ids.tensor_split([*cuts], dim=1)
-    return torch.cat([*read_pieces(model, pieces, way)], dim=1)
+    return torch.cat([*read_pieces(model, pieces, way, **given)], dim=1)
 
 
 def _try_out(model: nn.Module) -> Continuation:

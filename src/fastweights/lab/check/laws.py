@@ -93,6 +93,14 @@ LAWS = (
         questions.learn_from_padded,
     ),
     Law(
+        "gradients in pieces",
+        "A text that is read in two calls has the gradients of the whole text at once: those of"
+        " the second pass through the cache to the first.",
+        _cuts((3, 2), (9, 4), (70, 65)),
+        questions.learn_in_pieces,
+        required=False,
+    ),
+    Law(
         "packed by positions",
         "Documents in one row, told apart by position_ids that begin anew, have the logits that"
         " they have alone.",

@@ -129,6 +129,13 @@ def learn_from_padded(subject: Subject, example: Example) -> float:
     return _apart_gradients(found, _sum(alone))
 
 
+def learn_in_pieces(subject: Subject, example: Example) -> float:
+    ids = subject.tokens(2, *example.lengths)
+    weights = torch.ones(*ids.shape, 1).to(ids.device)
+    found = subject.gradients(ids, weights, (_at(example),))
+    return _apart_gradients(found, subject.gradients(ids, weights))
+
+
 def generate_padded(subject: Subject, example: Example) -> float:
     rows, ids, mask = _pad(subject, example, left=True)
     found = subject.generate(ids, NEW, attention_mask=mask)

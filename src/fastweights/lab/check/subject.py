@@ -77,8 +77,11 @@ class Subject:
             ids: ``[b t]``
             cuts: where a new call begins, ascending
         """
+        return self._read(ids, cuts)
+
+    def _read(self, ids: Tensor, cuts: tuple[int, ...], **given: Any) -> Tensor:
         try:
-            return read_with_cuts(self.model, ids, cuts)
+            return read_with_cuts(self.model, ids, cuts, **given)
         except NoCacheError as error:
             raise NotTaken("it returns no cache") from error
 
@@ -106,19 +109,30 @@ class Subject:
         assert isinstance(loss, Tensor)
         return loss
 
-    def gradients(self, ids: Tensor, weights: Tensor, **given: Any) -> dict[str, Tensor]:
-        """Of the mean of all logits times `weights` ``[b t 1]``, by parameter."""
+    def gradients(
+        self, ids: Tensor, weights: Tensor, cuts: tuple[int, ...] = (), **given: Any
+    ) -> dict[str, Tensor]:
+        """Of the mean of all logits times `weights` ``[b t 1]``, by parameter.
+
+        Args:
+            ids: ``[b t]``
+            weights: ``[b t 1]``
+            cuts: where a new call begins, from the cache of the one before
+            given: to the model, of each call
+        """
         self.model.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            self._objective(ids, weights, **given).backward()
+            self._objective(ids, weights, cuts, **given).backward()
         found = {
             name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None
         }
         self.model.zero_grad(set_to_none=True)
         return found
 
-    def _objective(self, ids: Tensor, weights: Tensor, **given: Any) -> Tensor:
-        logits = self.model(input_ids=ids, use_cache=False, **given).logits
+    def _objective(
+        self, ids: Tensor, weights: Tensor, cuts: tuple[int, ...] = (), **given: Any
+    ) -> Tensor:
+        logits = self._read(ids, cuts, **given)
         return (logits.sin() * weights).sum() / logits.shape[-1]
 
     def curvature(
