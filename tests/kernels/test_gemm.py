@@ -19,6 +19,11 @@ from fastweights.kernels.gemm import ProductsReport, products_route, route_produ
 from fastweights.recurrence import Decay
 
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.backends.mkldnn, "matmul"), reason="torch 2.8 cannot choose oneDNN"
+)
+
+
 @route_products
 def inside(_: Tensor) -> str:
     return precision()
@@ -71,6 +76,12 @@ def test_a_library_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert "rounds" in str(found)
     with pytest.raises(ValueError, match=r"products\('onednn'\): oneDNN is missing here or .* use"):
         products("onednn")
+
+
+def test_without_torchs_setting_there_is_no_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "_backend", lambda: None)
+    assert gemm.onednn_error() is None
+    assert "there is no oneDNN" in str(gemm.probe_products())
 
 
 def test_a_record_without_numbers_is_explained() -> None:

@@ -22,6 +22,7 @@ from fastweights.linearize import LinearAttentionConfig
 from fastweights.mixers import make
 from fastweights.mixers.rglru import RGLRU
 from kinds import one_of_each, slow_but
+from reference_models import is_right
 from tolerances import TOLERANCE
 
 pytestmark = pytest.mark.sampled
@@ -247,6 +248,7 @@ def test_bfloat16_rounds_no_frequencies(name: str) -> None:
     assert (got - want).norm() <= TOLERANCE[torch.bfloat16] * want.norm()
 
 
+@pytest.mark.skipif(not is_right("RecurrentGemma"), reason="transformers' own gradients are wrong")
 @pytest.mark.usefixtures("unchecked")
 def test_a_shut_gate_has_the_gradients_of_recurrentgemma(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -88,7 +88,7 @@ def _maker() -> str | None:
 @cache
 def onednn_error() -> float | None:
     """The relative error of oneDNN's products, the same at every call; None without oneDNN."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available() or _backend() is None:
         return None
     with _disable_current_modes():  # of tensors without numbers, which have no error
         a, b = _matrices()
@@ -154,7 +154,8 @@ def _seconds(a: Tensor, b: Tensor) -> float:
 
 
 def _backend() -> Any:
-    return torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    """oneDNN's setting; torch 2.8 has none."""
+    return getattr(torch.backends.mkldnn, "matmul", None)
 
 
 @contextmanager
