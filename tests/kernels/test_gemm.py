@@ -18,7 +18,6 @@ from fastweights.kernels import explain, gemm, products
 from fastweights.kernels.gemm import ProductsReport, products_route, route_products
 from fastweights.recurrence import Decay
 
-
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.backends.mkldnn, "matmul"), reason="torch 2.8 cannot choose oneDNN"
 )
