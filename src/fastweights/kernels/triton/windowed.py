@@ -15,7 +15,7 @@ from fastweights.kernels.triton.launch import DEVICES, launch, refuse_missing
 from fastweights.kernels.triton.operator import OperatorResult, Streams, TritonOperator
 from fastweights.kernels.triton.streams import NARROW, Strided, next_power, side_by_side
 from fastweights.kernels.windowed.forward import blockwise_windows
-from fastweights.recurrence.mapped import Mapped, elu_plus_one, features, softmax
+from fastweights.recurrence.mapped import Mapped, ScaledMap, elu_plus_one, features, softmax
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear, WindowState
 
@@ -51,8 +51,8 @@ class WindowSettings(NamedTuple):
 
 class Tensors(NamedTuple):
     """The streams of the operator: queries ``[b t h ·]``, keys with the cached ones in front
-    ``[b s+t g ·]``, S ``[b g f v+1]``, documents ``[b s+t]`` or None; with W fq and fk are what
-    features are made of.
+    ``[b s+t g ·]``, S ``[b g f v+1]``, documents ``[b s+t]`` or None, a ``[b t h 1]`` or None; with
+    W fq and fk are what features are made of.
     """
 
     q: Tensor
@@ -63,6 +63,7 @@ class Tensors(NamedTuple):
     mix: Tensor
     memory: Tensor
     documents: Tensor | None
+    log_scale: Tensor | None
     W_q: Tensor | None
     W_k: Tensor | None
 
@@ -211,7 +212,7 @@ def attend(settings: WindowSettings, streams: Streams, keep: bool) -> OperatorRe
         device.attend,
         (sizes.b * sizes.heads * sizes.chunks,),
         *(Strided.of(x) for x in (s.q, s.k, s.v, s.fq, s.fk, s.mix)),
-        *(s.W_q, s.W_k, s.documents, states, normalisers),
+        *(Strided.or_none(s.log_scale), s.W_q, s.W_k, s.documents, states, normalisers),
         *(Strided.of(o), *map(Strided.or_none, sides), statistics),
         *(settings.scale, settings.softcap or None, *sizes.lengths),
         HEADS=sizes.heads,
@@ -288,6 +289,7 @@ def differentiate(
     sizes = WindowSizes.of(settings, s)
     states, normalisers, _ = sum_memory(settings, sizes, s)
     dq, dfq, dmix = (x.new_empty(x.shape) for x in (s.q, s.fq, s.mix))
+    dscale = None if s.log_scale is None else s.log_scale.new_empty(s.log_scale.shape)
     coefficients = s.memory.new_empty(sizes.b, sizes.heads, 5, sizes.tokens)
     constants = sizes.constants(sizes.configuration.features, made=False)
     constants |= {"HEADS": sizes.heads, "SHARED": settings.shared, "BV": tile_width(sizes.v)}
@@ -298,7 +300,7 @@ def differentiate(
         *(Strided.of(x) for x in (s.q, s.k, s.v, s.mix)),
         *(s.documents, statistics),
         *(Strided.or_none(x) for x in (o, near, far)),
-        *(Strided.of(x) for x in (do, dq, dmix)),
+        *(Strided.of(do), Strided.of(dq), Strided.of(dmix), Strided.or_none(dscale)),
         *(coefficients, settings.scale, settings.softcap or None, *sizes.lengths),
         **_without(constants, "F", "PART", "PARTS", "BF"),
         **options,
@@ -313,7 +315,7 @@ def differentiate(
         **options,
     )
     if not (asked.k or asked.v or asked.fk or asked.memory):
-        return dq, None, None, dfq, None, dmix, None, None, None, None
+        return dq, None, None, dfq, None, dmix, None, None, dscale, None, None
     dstates, dnormalisers, dmemory = sum_memory_gradients(sizes, s, coefficients, do, dlast)
     # the tiles that hold the first and the last key
     c, w = sizes.configuration.chunk, sizes.window
@@ -331,7 +333,7 @@ def differentiate(
         **options,
     )
     if not (asked.k or asked.v):
-        return dq, None, None, dfq, dfk, dmix, dmemory, None, None, None
+        return dq, None, None, dfq, dfk, dmix, dmemory, None, dscale, None, None
     dk, dv = s.k.new_empty(s.k.shape), s.v.new_empty(s.v.shape)
     launch(
         device.window_key_gradients,
@@ -340,10 +342,11 @@ def differentiate(
         *(s.documents, statistics, coefficients),
         *(Strided.of(x) for x in (do, far_dv, dk, dv)),
         *(settings.scale, settings.softcap or None, *sizes.lengths, lowest, tiles),
+        ON_SCALE=dscale is not None,
         **_without(constants, "F", "PART", "PARTS", "BF"),
         **options,
     )
-    return dq, dk, dv, dfq, dfk, dmix, dmemory, None, None, None
+    return dq, dk, dv, dfq, dfk, dmix, dmemory, None, dscale, None, None
 
 
 def sum_memory_gradients(
@@ -396,6 +399,7 @@ def _define(settings: WindowSettings, streams: Streams) -> tuple[Tensor, Tensor]
         *(s.q, s.k[:, count:], s.v[:, count:], s.fq, s.fk[:, count:], s.mix, settings.window),
         shared=settings.shared,
         softcap=settings.softcap or None,
+        log_scale=s.log_scale,
         segment_starts=_starts_of(s.documents, count),
     )
     o, (*_, memory, _) = blockwise_windows(record, (*cached, s.memory, age))  # type: ignore[arg-type]
@@ -438,6 +442,8 @@ class LearnedMap(NamedTuple):
         if not (isinstance(fq, Mapped) and isinstance(fk, Mapped)):
             return None
         known, f, k = [*ACTIVATIONS], fq.map.activate, recurrence.q.shape[-1]
+        if isinstance(fq.map, ScaledMap):
+            return None
         if torch.is_grad_enabled() and requires_grad(recurrence):
             return None
         if f not in known or fk.map.activate is not f or k > WIDEST_MAPPED:
@@ -518,7 +524,8 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
     )
     maps = (None, None) if learned is None else learned[:2]
     keys, memory = (cache.k, cache.v), memory.contiguous()
-    o, memory = WINDOW(settings, q, *keys, fq, cache.fk, mix, memory, cache.documents, *maps)
+    others = (cache.documents, scale_of(recurrence), *maps)
+    o, memory = WINDOW(settings, q, *keys, fq, cache.fk, mix, memory, *others)
     count = min(max(recurrence.window - 1, 0), t + age.shape[1])
     (*ring, kept), age = cache.newest(count)
     ring = [
@@ -528,10 +535,17 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
     return o, (*ring, memory, age)  # type: ignore[return-value]
 
 
+def scale_of(recurrence: WindowedLinear) -> Tensor | None:
+    """a ``[b t h 1]``"""
+    if recurrence.log_scale is None:
+        return None
+    return side_by_side(features(recurrence.log_scale).expand(*recurrence.shape, 1))
+
+
 def requires_grad(recurrence: WindowedLinear) -> bool:
-    """Of any stream, or of what features are still to be made of."""
-    read = (*recurrence.streams.values(), recurrence.fq, recurrence.fk)
-    return any(s.requires_grad for s in read)
+    """Of any stream, or of what features and scales are still to be made of."""
+    lazy = (recurrence.fq, recurrence.fk, recurrence.log_scale)
+    return any(s is not None and s.requires_grad for s in (*recurrence.streams.values(), *lazy))
 
 
 def _streams_of(recurrence: WindowedLinear) -> list[Tensor]:
@@ -545,8 +559,6 @@ def refuses(recurrence: WindowedLinear) -> str | None:
     """Why these kernels cannot take a record."""
     if recurrence.keep_mask is not None:
         return "its tokens may be padding"
-    if recurrence.log_scale is not None:
-        return "its scores are relative to a scale"
     if any(x.dtype not in NARROW for x in _streams_of(recurrence)):
         return "its streams are not all in float32, bfloat16 or float16"
     widths = {

@@ -14,6 +14,7 @@ from fastweights.kernels.triton.windowed import (
     activation,
     refuses,
     requires_grad,
+    scale_of,
     tile_width,
 )
 from fastweights.recurrence.mapped import features
@@ -61,6 +62,7 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
         device.step,
         (b * g, -(-widest // COLUMNS)),
         *(Strided.of(s) for s in (q, k, v, fq, fk, mix)),
+        Strided.or_none(scale_of(recurrence)),
         *(learned[:2] if learned else (None, None)),
         *(keys, values, kept, memory, age),
         *(Strided.of(o), *ring, written, after),

@@ -309,6 +309,11 @@ def _features(s: Sizes, g: torch.Generator) -> Tensor:
     )
 
 
+def _scale(s: Sizes, g: torch.Generator) -> Tensor:
+    """About the logarithm of what a query's scores weigh."""
+    return 1 + torch.rand(s.b, s.t, s.h, 1, generator=g)
+
+
 def _share(s: Sizes, g: torch.Generator) -> Tensor:
     return torch.rand(1, 1, s.h, 1, generator=g)
 
@@ -316,7 +321,8 @@ def _share(s: Sizes, g: torch.Generator) -> Tensor:
 def _window_linear(x: Inputs) -> WindowedLinear:
     """A sequence that ends within the window has nothing linear to measure."""
     window = min(WINDOW, x["q"].shape[1] // 4)
-    return WindowedLinear(x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"], window)
+    streams = (x["q"], x["k"], x["v"], x["fq"], x["fk"], x["mix"])
+    return WindowedLinear(*streams, window, log_scale=x.get("scale"))
 
 
 def _softmax(window: int | None, x: Inputs) -> Softmax:
@@ -358,6 +364,11 @@ def _no_flops(_: Sizes) -> float:
 
 _QKV = {"q": _queries, "k": _keys, "v": _values}
 _RAW = {"q": _keys, "k": _keys, "v": _values}
+_WINDOWED = {**_RAW, "fq": _features, "fk": _features, "mix": _share}
+_IN_BAND = (
+    replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),
+    peers.SDPA,
+)
 _UNIT = {"q": _queries, "k": _unit_keys, "v": _values, "beta": _beta}
 _MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
@@ -480,13 +491,17 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
     ),
     RecurrenceCase(
         "windowed linear 64",
-        {**_RAW, "fq": _features, "fk": _features, "mix": _share},
+        _WINDOWED,
         _window_linear,
         lambda s: _window_flops(s) + _decay_flops(s),
-        (
-            replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),
-            peers.SDPA,
-        ),
+        _IN_BAND,
+    ),
+    RecurrenceCase(
+        "landmarks 64",
+        {**_WINDOWED, "scale": _scale},
+        _window_linear,
+        lambda s: _window_flops(s) + _decay_flops(s),
+        _IN_BAND,
     ),
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
     LayerCase(

@@ -106,6 +106,7 @@ MATRICES = (
     "mesa 30 steps",
     "mesa tol 1e-5",
     "windowed linear 64",
+    "landmarks 64",
 )
 """Cases on heads of some width."""
 

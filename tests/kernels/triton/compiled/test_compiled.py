@@ -40,6 +40,7 @@ class Spills(NamedTuple):
 
 
 SPILLS: dict[str, Spills] = {
+    "attend": Spills(8, (80,), "scores on a scale, whose tile lives beside that of the outputs"),
     "scan_backward": Spills(36, (90,), "complex states, whose tiles are pairs of numbers"),
 }
 """By kernel. A kernel that is not here spills nothing."""

@@ -26,6 +26,8 @@ from fastweights.kernels.triton.device.tiles import (
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LARGEST = tl.constexpr(40.0 * 1.4426950408889634)
+"""`LARGEST_LOG_WEIGHT` in powers of two."""
 
 
 @triton.jit
@@ -49,6 +51,13 @@ def scores_of(products, scale, softcap):
     if softcap is not None:
         scores = softcap * tanh(scores / softcap)
     return scores * LOG2E
+
+
+@triton.jit
+def weights_on_scale(scores, near, log_scale):
+    """e^(s - a) of the pairs that are `near`, held within bounds; all in powers of two."""
+    bounded = tl.minimum(tl.maximum(scores - log_scale, -LARGEST), LARGEST)
+    return tl.where(near, tl.exp2(bounded), 0.0)
 
 
 @triton.jit
@@ -453,6 +462,16 @@ def near_pairs(documents, b, length, rows, columns, window):
 
 
 @triton.jit
+def load_scale(log_scale, b, h, queries, count):
+    """a of queries [C] in powers of two; None where c is the highest score."""
+    if log_scale is None:
+        found = None
+    else:
+        found = load_column(log_scale, b, h, queries, count).to(tl.float32) * LOG2E
+    return found
+
+
+@triton.jit
 def attend_window(
     query,
     keys,
@@ -463,6 +482,7 @@ def attend_window(
     window,
     scale,
     softcap,
+    log_scale,
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
@@ -471,7 +491,8 @@ def attend_window(
     kind: tl.constexpr,
 ):
     """N = Σ e^(s - c) (v ‖ 1) of the queries `rows` over their windows: (c, how far back the
-    highest score lies, the last column of N [C], the others [C, BV]).
+    highest score lies, the last column of N [C], the others [C, BV]). With a `log_scale` [C] that
+    is c; without one it is the highest score.
 
     `keys`, `values`: stream, columns; `at`: sequence, key head, number of tokens,
     the first query.
@@ -479,7 +500,7 @@ def attend_window(
     k, key_columns = keys
     v, value_columns = values
     b, g, length, first = at
-    top = tl.full([C], float("-inf"), tl.float32)
+    top = tl.full([C], float("-inf"), tl.float32) if log_scale is None else log_scale
     distance = tl.zeros([C], tl.int32)
     total = tl.zeros([C], tl.float32)
     acc = tl.zeros([C, BV], tl.float32)
@@ -490,21 +511,24 @@ def attend_window(
         key = load_tile_transposed(k, b, g, columns, length, key_columns, K)
         scores = scores_of(multiply(query, key, kind), scale, softcap)
         near = near_pairs(documents, b, length, rows, columns, window)
-        scores = tl.where(near, scores, float("-inf"))
-        if DISTANCES:
-            highest, place = tl.max(scores, 1, return_indices=True)
-            distance = tl.where(highest > top, rows - row - place, distance)
-            highest = tl.maximum(top, highest)
+        if log_scale is not None:
+            weights = weights_on_scale(scores, near, log_scale[:, None])
         else:
-            highest = tl.maximum(top, tl.max(scores, 1))
-        # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
-        anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(scores - anchor[:, None])
-        fade = tl.exp2(top - anchor)
-        total = total * fade + tl.sum(weights, 1)
+            scores = tl.where(near, scores, float("-inf"))
+            if DISTANCES:
+                highest, place = tl.max(scores, 1, return_indices=True)
+                distance = tl.where(highest > top, rows - row - place, distance)
+                highest = tl.maximum(top, highest)
+            else:
+                highest = tl.maximum(top, tl.max(scores, 1))
+            # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
+            anchor = tl.where(highest == float("-inf"), 0.0, highest)
+            weights = tl.exp2(scores - anchor[:, None])
+            fade = tl.exp2(top - anchor)
+            total, acc, top = total * fade, acc * fade[:, None], highest
+        total += tl.sum(weights, 1)
         tile = load_tile(v, b, g, columns, length, value_columns, V)
-        acc = multiply_add(weights, tile, acc * fade[:, None], kind)
-        top = highest
+        acc = multiply_add(weights, tile, acc, kind)
     return top, distance.to(tl.float32), total, acc
 
 
@@ -554,6 +578,8 @@ def attend_memory(
         feature = features_of(fq, query_map, b, h, tokens, count, part, sizes, activate, kind)
         key = features_transposed(fk, key_map, b, g, columns, length, part, sizes, activate, kind)
         far = multiply_add(feature, key, far, kind)
+        # a wait is of one warp group: the other may still read where the next tile is written
+        tl.debug_barrier()
         feature = tl.where(reads[:, None], feature, 0.0)
         places = part_columns(part, F, PART, BF)
         state = load_matrix(states, place, places, F, value_columns, V)
@@ -576,6 +602,7 @@ def attend(
     fq,
     fk,
     mix,
+    log_scale,
     W_q,
     W_k,
     documents,
@@ -608,7 +635,8 @@ def attend(
 ):
     """The outputs of one chunk of one query head. For a backward also: near_o and far_o, the
     averages of the two sides, where each has its normaliser; and `statistics` ``[b h 4 t]``, each
-    query's highest score, how far back that lies, and the sums of weights in the window and before.
+    query's c, how far back the highest score lies, and the sums of weights in the window and
+    before.
     """
     n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     first, queries, count = cached + n * C, n * C + tl.arange(0, C), length - cached
@@ -617,8 +645,10 @@ def attend(
 
     # N = Σ e^(s - c) (v ‖ 1) over the window
     query = load_tile(q, b, h, queries, count, tl.arange(0, BK), K)
+    given = load_scale(log_scale, b, h, queries, count)
     top, distance, near_sum, acc = attend_window(
         *(query, keys, values, documents, at, rows, window, scale, softcap),
+        given,
         *(K, V, C, BV, SHARED and statistics is not None, KIND),
     )
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)

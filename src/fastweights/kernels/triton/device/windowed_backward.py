@@ -6,7 +6,8 @@ gradient do reaches the sums N and F, whose last columns count the weights:
     dN = near_scale (do ‖ -near_delta)      dF = far_scale (do ‖ -far_delta)
 
 and `share`, the gradient of the highest score by itself: that of c, which with one normaliser for
-both sides moves the weights of the window against those before it.
+both sides moves the weights of the window against those before it. With a `log_scale` c is that,
+has a gradient of its own, and moves no weight that is held at a bound.
 """
 
 import triton
@@ -23,6 +24,7 @@ from fastweights.kernels.triton.device.tiles import (
     store_tile,
 )
 from fastweights.kernels.triton.device.windowed import (
+    LARGEST,
     LOG2E,
     document_at,
     documents_of,
@@ -42,6 +44,7 @@ from fastweights.kernels.triton.device.windowed import (
     store_memory,
     store_row,
     store_rows,
+    weights_on_scale,
     within_documents,
 )
 
@@ -62,6 +65,27 @@ def bend(scores, softcap):
         height = scores / (softcap * LOG2E)
         slope = 1 - height * height
     return slope
+
+
+@triton.jit
+def window_weights(scores, near, top, ON_SCALE: tl.constexpr):
+    """e^(s - c) of the pairs that are `near`, as `attend_window` has them; c is 0 where nothing was
+    seen.
+    """
+    if ON_SCALE:
+        weights = weights_on_scale(scores, near, top)
+    else:
+        anchor = tl.where(top == float("-inf"), 0.0, top)
+        weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor)
+    return weights
+
+
+@triton.jit
+def moving(dscores, scores, top, ON_SCALE: tl.constexpr):
+    """Gradients of s - c, 0 where that is held at a bound."""
+    if ON_SCALE:
+        dscores = tl.where(tl.abs(scores - top) <= LARGEST, dscores, 0.0)
+    return dscores
 
 
 @triton.jit
@@ -103,6 +127,7 @@ def window_query_gradients(
     do,
     dq,
     dmix,
+    dscale,
     coefficients,
     scale,
     softcap,
@@ -120,7 +145,8 @@ def window_query_gradients(
     BV: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """dq and dγ of one chunk of one query head, and its coefficients."""
+    """dq, dγ and da of one chunk of one query head, and its coefficients."""
+    ON_SCALE: tl.constexpr = dscale is not None
     n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     tokens = tl.arange(0, C)
     first, queries, count = cached + n * C, n * C + tokens, length - cached
@@ -138,9 +164,9 @@ def window_query_gradients(
 
     # N = near (V ‖ 1) with near = e^(s - c):  ds = (dN (V ‖ 1)ᵀ) ⊙ near,  dq = ds K
     top = load_row(statistics, 4 * sequence, queries, count)
-    anchor = tl.where(top == float("-inf"), 0.0, top)
     query = load_tile(q, b, h, queries, count, keys, K)
     gains = tl.zeros([C], tl.float32)
+    moved = tl.zeros([C], tl.float32)
     grad = tl.zeros([C, BK], tl.float32)
     start = first - window + 1
     start += tl.maximum(-start, 0) // C * C
@@ -149,22 +175,28 @@ def window_query_gradients(
         key = load_tile(k, b, g, columns, length, keys, K)
         scores = scores_of(multiply(query, tl.trans(key), KIND), scale, softcap)
         near = near_pairs(documents, b, length, rows, columns, window)
-        weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor[:, None])
+        weights = window_weights(scores, near, top[:, None], ON_SCALE)
         tile = load_tile(v, b, g, columns, length, values, V)
         dweights = multiply(upstream, tl.trans(tile), KIND)
         gains += tl.sum(weights * dweights, 1)
         dscores = weights * (dweights - near_delta[:, None]) * near_scale[:, None]
+        dscores = moving(dscores, scores, top[:, None], ON_SCALE)
+        moved += tl.sum(dscores, 1)
         grad = multiply_add(dscores * bend(scores, softcap), key, grad, KIND)
 
     # dγ = do·(N / n - F / f), or dN·N / γ, which c takes from the highest score's key too; nothing
     # is weighed against the other where a side is empty
     if SHARED:
         dgamma = tl.where(far_sum == 0, 0.0, far_scale * (gains - near_delta * near_sum))
-        share = gamma * dgamma
-        distance = load_row(statistics, 4 * sequence + 1, queries, count).to(tl.int32)
-        key = load_tile(k, b, g, rows - distance, length, keys, K)
-        grad -= (share * bend(anchor, softcap))[:, None] * key.to(tl.float32)
-        store_row(coefficients, sequence * COEFFICIENTS + SHARE, queries, count, share)
+        if ON_SCALE:
+            store_column(dscale, b, h, queries, count, -moved)
+        else:
+            share = gamma * dgamma
+            distance = load_row(statistics, 4 * sequence + 1, queries, count).to(tl.int32)
+            key = load_tile(k, b, g, rows - distance, length, keys, K)
+            anchor = tl.where(top == float("-inf"), 0.0, top)
+            grad -= (share * bend(anchor, softcap))[:, None] * key.to(tl.float32)
+            store_row(coefficients, sequence * COEFFICIENTS + SHARE, queries, count, share)
     else:
         dgamma = tl.where((near_sum == 0) | (far_sum == 0), 0.0, near_delta - far_delta)
     store_tile(dq, b, h, queries, count, keys, K, grad * scale)
@@ -376,8 +408,11 @@ def memory_key_gradients(
         state = load_matrix(dstates, place, places, F, values, V)
         d = tl.load(dnormalisers + place * F + places, mask=places < F, other=0.0)
         dphi = multiply(value, tl.trans(state), KIND) + d[None, :]
+        taken_up = multiply(feature, state, KIND)
+        # a wait is of one warp group: the other may still read where the next tile is written
+        tl.debug_barrier()
         dphi = tl.where(taken[:, None], dphi, 0.0)
-        dvalue += tl.where(taken[:, None], multiply(feature, state, KIND), 0.0)
+        dvalue += tl.where(taken[:, None], taken_up, 0.0)
         # F = far (v ‖ 1) with far = φ(q)·φ(k):  dφ(k) = dfarᵀ φ(q),  dv = farᵀ dF
         for h in range(first_head, first_head + readers):
             query = load_tile(fq, b, h, queries, count, places, F)
@@ -386,10 +421,13 @@ def memory_key_gradients(
             far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
             far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
             far_scale = tl.where(behind, far_scale[None, :], 0.0)
-            dfar = (multiply(value, tl.trans(upstream), KIND) - far_delta[None, :]) * far_scale
-            dphi = multiply_add(dfar, query, dphi, KIND)
             far = multiply(feature, tl.trans(query), KIND) * far_scale
+            tl.debug_barrier()
             dvalue = multiply_add(far, upstream, dvalue, KIND)
+            dweights = multiply(value, tl.trans(upstream), KIND)
+            tl.debug_barrier()
+            dfar = (dweights - far_delta[None, :]) * far_scale
+            dphi = multiply_add(dfar, query, dphi, KIND)
         store_tile(dfk, b, g, rows, length, places, F, dphi)
     store_tile(dv, b, g, rows, length, values, V, dvalue)
 
@@ -417,6 +455,7 @@ def window_key_gradients(
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     SHARED: tl.constexpr,
+    ON_SCALE: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
@@ -455,12 +494,11 @@ def window_key_gradients(
         back = columns[None, :] - rows[:, None]
         near = (back >= 0) & (back < window)
         near = within_documents(near, documents, b, length, columns[None, :], rows[:, None])
-        anchor = tl.where(top == float("-inf"), 0.0, top)
-        weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor[None, :])
-        weights *= near_scale[None, :]
+        weights = window_weights(scores, near, top[None, :], ON_SCALE) * near_scale[None, :]
         dvalue = multiply_add(weights, upstream, dvalue, KIND)
         dscores = weights * (multiply(value, tl.trans(upstream), KIND) - near_delta[None, :])
-        if SHARED:
+        dscores = moving(dscores, scores, top[None, :], ON_SCALE)
+        if SHARED and not ON_SCALE:
             share = load_row(coefficients, row * COEFFICIENTS + SHARE, queries, count)
             distance = load_row(statistics, 4 * row + 1, queries, count).to(tl.int32)
             dscores -= tl.where(back == distance[None, :], share[None, :], 0.0)

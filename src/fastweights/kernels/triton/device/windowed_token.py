@@ -5,12 +5,14 @@ import triton.language as tl
 
 from fastweights.kernels.triton.device.tiles import load_matrix, rows_of
 from fastweights.kernels.triton.device.windowed import (
+    LOG2E,
     load_memory,
     part_columns,
     reciprocal_or_zero,
     scores_of,
     sides_there,
     store_memory,
+    weights_on_scale,
 )
 
 
@@ -120,11 +122,11 @@ def attend_cache(
 ):
     """N = Σ e^(s - c) (v ‖ 1) over the window: (its last column [1], the others [BV]).
 
-    `asking`: the stream of queries, the query head; `keys`, `values`: what is cached, the token's
-    stream, columns; `ages` of the cache; `at` as in `leaving_features`; `limits`: window, scale,
-    softcap.
+    `asking`: the streams of queries and of c, None for the highest score, and the query head;
+    `keys`, `values`: what is cached, the token's stream, columns; `ages` of the cache; `at` as in
+    `leaving_features`; `limits`: window, scale, softcap.
     """
-    q, h = asking
+    q, log_scale, h = asking
     window, scale, softcap = limits
     cached_keys, k, key_columns = keys
     cached_values, v, value_columns = values
@@ -139,15 +141,19 @@ def attend_cache(
         scores = scores_of(tl.sum(tile * query[None, :], 1), scale, softcap)
         age = tl.load(ages + rows, mask=rows < cached, other=0)
         seen = (rows <= cached) & (age < window)
-        scores = tl.where(seen, scores, float("-inf"))
-        # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
-        highest = tl.maximum(top, tl.max(scores, 0))
-        anchor = tl.where(highest == float("-inf"), 0.0, highest)
-        weights, fade = tl.exp2(scores - anchor), tl.exp2(top - anchor)
-        total = total * fade + tl.sum(weights, 0)
+        if log_scale is not None:
+            a = load_token(log_scale, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
+            weights = weights_on_scale(scores, seen, a * LOG2E)
+        else:
+            scores = tl.where(seen, scores, float("-inf"))
+            # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
+            highest = tl.maximum(top, tl.max(scores, 0))
+            anchor = tl.where(highest == float("-inf"), 0.0, highest)
+            weights, fade = tl.exp2(scores - anchor), tl.exp2(top - anchor)
+            total, acc, top = total * fade, acc * fade, highest
+        total += tl.sum(weights, 0)
         tile = load_tokens(cached_values, v, head, b, g, cached, rows, value_columns, V)
-        acc = acc * fade + tl.sum(tile * weights[:, None], 0)
-        top = highest
+        acc += tl.sum(tile * weights[:, None], 0)
     return total, acc
 
 
@@ -217,6 +223,7 @@ def step(
     fq,
     fk,
     mix,
+    log_scale,
     W_q,
     W_k,
     cached_keys,
@@ -285,7 +292,9 @@ def step(
     state = (memory, tl.where(values < V, values, V + 1))
     read = (oldest, leaving_value, window == 0)
     for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
-        near_sum, near = attend_cache((q, h), near_keys, near_values, ages, at, limits, K, V, N)
+        near_sum, near = attend_cache(
+            (q, log_scale, h), near_keys, near_values, ages, at, limits, K, V, N
+        )
         far_sum, far = read_memory((fq, W_q, h), state, read, at, sizes, PARTS, V, activate)
         gamma = load_token(mix, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
         result = join_sides(near_sum, near, far_sum, far, gamma, SHARED)

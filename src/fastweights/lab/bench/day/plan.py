@@ -18,7 +18,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "delta": ("delta scalar", "delta none"),
     "mesa": ("mesa 30 steps", "mesa tol 1e-5"),
     "kda": ("delta vector",),
-    "windowed": ("windowed linear 64",),
+    "windowed": ("windowed linear 64", "landmarks 64"),
     "scan": ("scan real", "scan complex", "selective scan"),
     "layers": ("short convolution", "RMSNorm"),
     "softmax": ("softmax", "softmax window 64"),

@@ -66,7 +66,7 @@ def correct(plan: DayPlan, ledger: Findings) -> Iterator[Together]:
 
 def _sanitized(plan: DayPlan) -> Iterator[Job]:
     for tool in ("memcheck", "racecheck"):
-        for name in (*GOALS, "windowed linear 64", "scan real", "RMSNorm", "short convolution"):
+        for name in (*GOALS, *FAMILIES["windowed"], "scan real", "RMSNorm", "short convolution"):
             work = partial(sanitize, plan.problem(name, plan.tiny), tool, plan)
             yield Job.alone(family_of(name), f"{tool} {name}", work, share=1.5)
 
