@@ -201,6 +201,7 @@ STEPS = {"gated_deltaproduct": 2, "mamba3": 2}
 WITHOUT_MAP = ("ttt_linear", "ttt_mlp")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"]))
 def test_every_model_has_a_profile(name: str) -> None:
     found, n = profiled(name), STEPS.get(name, 1)

@@ -96,6 +96,7 @@ def test_softmax_is_no_finite_system(name: str) -> None:
         moved(name).project_all(inputs()).recurrence.ltv()
 
 
+@pytest.mark.sampled
 @each_mixer
 def test_the_layer_is_its_system_read_by_the_mixer(name: str) -> None:
     mixer, x = moved(name), inputs(t=21)
@@ -109,6 +110,7 @@ def test_the_layer_is_its_system_read_by_the_mixer(name: str) -> None:
     assert_close(mixer.read(y, driven.gate, driven.unmasked), mixer(x, method=Recurrent())[0], "y")
 
 
+@pytest.mark.sampled
 @each_algorithm
 @each_mixer
 def test_algorithms_agree_or_refuse(name: str, algorithm: Algorithm) -> None:
@@ -130,6 +132,7 @@ def test_algorithms_agree_or_refuse(name: str, algorithm: Algorithm) -> None:
         )
 
 
+@pytest.mark.sampled
 @each_algorithm
 @pytest.mark.parametrize("t", [1, 2, 13])
 @each_linear
@@ -140,6 +143,7 @@ def test_algorithms_agree_on_every_rule(case: Case, algorithm: Algorithm, t: int
         assert_close(algorithm.compute(system, all_heads(u, system)), system.simulate(u)[0], "y")
 
 
+@pytest.mark.sampled
 @each_mixer
 def test_kronecker_forms_agree(name: str) -> None:
     """DSF's matrices of N = n·d, per head and joined, as a recurrence and as the kernel of
@@ -166,6 +170,7 @@ def test_dense_transitions_have_the_systems_eigenvalues(name: str) -> None:
     assert_close(got, want, "eigenvalues")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("masked", [False, True])
 @each_system
 def test_transitions_do_what_their_matrices_do(case: Case, masked: bool) -> None:

@@ -236,6 +236,7 @@ def test_attention_takes_n_times_t() -> None:
     assert attention.step_operations(1999) * 2 == attention.step_operations(3999)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(MIXERS))
 def test_state_sizes_are_the_states_sizes(name: str) -> None:
     mixer, context = make(name, 32), 5

@@ -81,6 +81,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).norm() <= 1e-5 * expected.norm())
 
 
+@pytest.mark.sampled
 def test_packed_documents_are_read_as_one_by_one(
     model: nn.Module, one_by_one: tuple[Tensor, Tensor]
 ) -> None:

@@ -60,6 +60,7 @@ def test_tokens_agree_with_the_definition(
     torch.testing.assert_close(state, tuple(end), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
 @pytest.mark.parametrize("spread", [1.0, 300.0])
 @pytest.mark.parametrize("decays", [True, False])

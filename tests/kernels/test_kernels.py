@@ -194,6 +194,7 @@ def check(
         assert_close(got[name], tensor, name, dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("t", LENGTHS)
 @pytest.mark.parametrize("make", [*SCANS, padded, packed], ids=lambda make: make.__name__)
@@ -316,6 +317,7 @@ BEYOND = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("past", "fewest", "most"), [(0, 8, 256), (40, 8, 256), (5, 4, 4)])
 @pytest.mark.parametrize("make", BEYOND, ids=lambda make: make.__name__)
 def test_blocked_windows_are_the_definition(

@@ -63,6 +63,7 @@ def calls_of(isa: str) -> Callable[[str, Any], int]:
     return lambda name, given: call(f"{name}_{isa}", given)
 
 
+@pytest.mark.sampled
 @compiled
 @pytest.mark.parametrize(("rule", "decay", "gate"), RULES)
 def test_narrow_streams_equal_the_definition(rule: str, decay: str, gate: str) -> None:

@@ -128,6 +128,7 @@ def assert_agrees(recurrence: Recurrence, kernel: str | None = None) -> None:
         assert (x - y).abs().max() <= TOLERANCE * y.abs().max(), name
 
 
+@pytest.mark.sampled
 @compiled
 @pytest.mark.parametrize(("rule", "decay", "gate"), RULES)
 def test_equals_the_definition(rule: str, decay: str, gate: str) -> None:

@@ -89,6 +89,7 @@ def narrow(case: Case, shape: Shape) -> Recurrence:
     return case.rule(**{name: cast(s, torch.float32) for name, s in case.streams(shape).items()})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_rule_goes_on_in_pages(case: Case) -> None:
     assert_goes_on(narrow(case, Shape()))

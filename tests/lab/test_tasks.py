@@ -33,6 +33,7 @@ from oracles import generators
 # ------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TASKS)
 def test_protocol_is_a_function_of_seeds(name: str) -> None:
     for part in {segment.task: None for segment in (*TASKS[name].train, *TASKS[name].test)}:

@@ -53,6 +53,7 @@ def both_ways(name: str) -> tuple[Bidirectional, Tensor]:
     return Bidirectional(make(name, d=16)).double(), torch.randn(2, 11, 16, dtype=torch.float64)
 
 
+@pytest.mark.sampled
 @every_mixer
 def test_bidirectional_is_the_sum_of_two_readings(name: str) -> None:
     both, x = both_ways(name)
@@ -64,6 +65,7 @@ def test_bidirectional_is_the_sum_of_two_readings(name: str) -> None:
         assert_close(y[row], array(ahead)[0] + array(back)[0, ::-1], name)
 
 
+@pytest.mark.sampled
 @every_mixer
 def test_bidirectional_padding_leaves_no_trace(name: str) -> None:
     both, x = both_ways(name)
@@ -75,6 +77,7 @@ def test_bidirectional_padding_leaves_no_trace(name: str) -> None:
         assert_close(y[row, keep[row]], array(alone[0]), name)
 
 
+@pytest.mark.sampled
 @every_mixer
 def test_bidirectional_documents_do_not_meet(name: str) -> None:
     both, x = both_ways(name)

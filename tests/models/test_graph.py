@@ -80,6 +80,7 @@ def linearized(rule: str) -> Any:
     return model
 
 
+@pytest.mark.sampled
 @each_form
 def test_the_same_tokens_from_states_that_stay(layers: str, captured: list[int]) -> None:
     model, ids = language_model(layers), tokens(2, 5)

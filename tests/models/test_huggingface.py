@@ -80,6 +80,7 @@ def test_stream_takes_padding_on_either_side() -> None:
         assert tokens.tolist() == [continuation(model, text) for text in texts]
 
 
+@pytest.mark.sampled
 @every_model
 def test_right_padding_leaves_no_trace(layers: str) -> None:
     model, ids = tiny(layers), tokens(2, 9)
@@ -117,6 +118,7 @@ def test_a_pipeline_in_batches(batch_size: int) -> None:
 # -----
 
 
+@pytest.mark.sampled
 @every_model
 def test_adapters_find_projections_of_every_mixer(layers: str) -> None:
     model: Any = get_peft_model(tiny(layers), LoraConfig(task_type="CAUSAL_LM"))

@@ -39,6 +39,7 @@ def gradients(model: FastWeightsForCausalLM, loss: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.sampled
 @each_kind
 def test_a_flattened_batch_equals_its_documents(layers: str) -> None:
     model, batch = tiny(layers, learnt_positions=6), collate()

@@ -49,6 +49,7 @@ def size(model: type[PreTrainedModel], config: Any) -> int:
         return sum(p.numel() for p in model(config).parameters())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_size_is_the_published_one(name: str) -> None:
     published, found = PUBLISHED[name].published, PUBLISHED[name].parameters()
@@ -219,6 +220,7 @@ def small(one: Preset) -> dict[str, Any]:
     return {**sizes, **image, **small_shared(one), "num_labels": 3}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [name for name in PRESETS if not name.startswith(("mesanet-4", "mesanet-9"))]
 )

@@ -28,6 +28,7 @@ VIEWS: dict[str, Callable[[Recurrence], Recurrence]] = {
 FINITE = [c for c in CASES if c.name not in WITHOUT_EFFECT]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("case", FINITE, ids=str)
 def test_effects_lead_to_the_same_state(case: Case, view: str) -> None:

@@ -144,6 +144,7 @@ def touched(document: list[TextPiece], tokenizer: PreTrainedTokenizerFast) -> li
     return [any(inside[a:b]) for a, b in places["offset_mapping"]]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", STYLES)
 def test_packed_conversations_have_the_templates_tokens(name: str, kind: str) -> None:

@@ -157,6 +157,7 @@ def test_what_is_trained_is_what_is_said(folder):
     assert all("linear_branch" not in name for name in trained - whole)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MIXERS)
 def test_no_mixer_reads_past_its_adapters(name):
     torch.manual_seed(0)
