@@ -164,9 +164,8 @@ class NativeStep(ABC):
         for call in layer.project:
             call()
 
-    def finish(self, layer: LayerCalls, o: Tensor) -> None:
-        """x ← x + W_o o, of h·v numbers that the queries have read, then x ← x + MLP(Norm x)."""
-        layer.read.view(o.shape).copy_(o)
+    def finish(self, layer: LayerCalls) -> None:
+        """x ← x + W_o o, of what the queries have read, then x ← x + MLP(Norm x)."""
         for call in layer.leave:
             call()
         torch.add(self._x, self._y, out=self._x)
@@ -282,7 +281,8 @@ class SoftmaxStep(NativeStep):
         for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
             self.project(layer)
             keys, values, o = _attend(layer, state.memory, rope, turns.get(rope))
-            self.finish(layer, o)
+            layer.read.view(o.shape).copy_(o)
+            self.finish(layer)
             after.append(MixerState((keys, values, following), {}, position))
         cache.advance(after, 1)
         self._states = cache.states
