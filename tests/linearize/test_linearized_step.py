@@ -31,7 +31,7 @@ LINEAR = {
     "landmarks": LinearAttentionConfig("landmarks", 4, window=3, sinks=2),
     "by head": LinearAttentionConfig(window=3, head_windows=((5, 1), (3, 3), (1, 5))),
     "all of it": LinearAttentionConfig(
-        "landmarks", 4, window=3, sinks=2, head_windows=((5, 1), (3, 3), (1, 5))
+        "landmarks", 4, window=3, sinks=2, head_windows=((5, 12), (3, 3), (1, 12))
     ),
     "per query head": LinearAttentionConfig(window=3, per_query_head=True),
     "gated": LinearAttentionConfig(rule="gla", window=0),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -76,15 +77,20 @@ class BranchToken:
         return self._after
 
     def _goes_on(self, kept: tuple[Tensor, ...]) -> bool:
-        """Whether the calls are those of what is kept."""
-        return kept is self._after and self._versions == [w._version for w in self._weights]
+        """Whether the calls are those of what is kept, and go on being so."""
+        same = kept is self._after and self._versions == [w._version for w in self._weights]
+        return same and self._reads_alone()
+
+    def _reads_alone(self) -> bool:
+        branches = (own for own in self._groups if isinstance(own, SinkBranch))
+        return all(own.reads_alone(self._count) for own in branches)
 
     def _begin(self, kept: tuple[Tensor, ...]) -> bool:
         """Pack the calls, if C reads the token by itself."""
         q, k, v, _ = self._streams
         past = kept[4 * len(self._groups) :]
         self._count = int(past[1]) if past else 0
-        if not all(_reads_alone(group, self._count) for group in self._groups):
+        if not self._reads_alone():
             return False
         record: Recurrence = self._branch.record(q, k, v, past=past)
         records: Any = record.groups if isinstance(record, HeadGroups) else (record,)
@@ -98,10 +104,6 @@ class BranchToken:
             return False
         self._versions = [w._version for w in self._weights]
         return not any(call.refuses(kept[4 * i : 4 * i + 4]) for i, call in enumerate(self._calls))
-
-
-def _reads_alone(branch: LinearBranch, count: int) -> bool:
-    return not isinstance(branch, SinkBranch) or branch.reads_alone(count)
 
 
 class LinearizedStep(NativeStep):
@@ -133,6 +135,8 @@ class LinearizedStep(NativeStep):
 
     def prepare_norm(self, norm: Any) -> Call:
         x, normed = self._x, self._normed
+        if hasattr(norm, "variance_epsilon"):  # that of Llama
+            return partial(_normalize, x, norm.weight, norm.variance_epsilon, normed)
 
         def call() -> None:
             normed.copy_(norm.forward(x))
@@ -237,6 +241,12 @@ def _refuses_layer(attention: Any, memory: Any) -> str | None:
     if len(kept) != 1:
         return f"its cache holds {len(kept)} sequences, not one"
     return None if kept.dtype is torch.float32 else "its cache is not float32"
+
+
+def _normalize(x: Tensor, weight: Tensor, epsilon: float, to: Tensor) -> None:
+    """x / √(mean x² + ε) ⊙ weight, rounded as Llama's RMSNorm does."""
+    scale = torch.mul(x, x, out=to).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    torch.mul(weight, torch.mul(x, scale, out=to), out=to)
 
 
 def _turns_of_halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

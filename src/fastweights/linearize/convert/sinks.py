@@ -156,11 +156,11 @@ class SinkBranch(WindowedBranch):
         segments: Segments | None,
     ) -> WindowedLinear:
         all_heads, count = past or self.reader.empty(k)
-        left = keep is None and segments is None and self._have_left(count)
-        if left and q.shape[:2] == (1, 1) and self.attention.softcap is None:
+        plain = keep is None and segments is None and not torch.is_grad_enabled()
+        if plain and q.shape[:2] == (1, 1) and self._reads_alone(count):
             return self._read_one(q, k, v, all_heads)
         keys = all_heads[:, :, self.past_heads] if past else all_heads
-        if left:
+        if plain and self._have_left(count):
             sinks, future, fk = keys[:, None], None, F.pad(self.phi_k(k), (0, self.config.sinks))
         else:
             places = DocumentPlaces.of(count, k.shape[1], keep, segments)
@@ -176,8 +176,14 @@ class SinkBranch(WindowedBranch):
         return self.windowed(q, k, v, scores.softmax(-1), fk, scale)
 
     def reads_alone(self, count: int) -> bool:
-        """Whether C makes the features of one token behind so many: no sink is in the window."""
-        return count >= self.config.sinks + max(self.config.window - 1, 0)
+        """Whether kernels make the features of one token behind so many: all sinks have come, and
+        none leaves the window with it."""
+        leaving = count - max(self.config.window - 1, 0)
+        return count >= self.config.sinks and not 0 <= leaving < self.config.sinks
+
+    def _reads_alone(self, count: Tensor) -> bool:
+        come = self.attention.softcap is None and at_least(count, self.config.sinks)
+        return come and self.reads_alone(int(count))
 
     def _have_left(self, count: Tensor) -> bool:
         """Whether no sink is in the window any more, or will be, for all that autograd knows."""
