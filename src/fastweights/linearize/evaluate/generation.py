@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from fastweights.linearize.convert.cache import cache_bytes
 from fastweights.linearize.convert.modes import Mode, Student, Teacher
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.language.adapters import merged_modules
 from fastweights.training.loop.report import Follow, unfollowed
 
 CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
@@ -84,7 +85,7 @@ class _Race:
         start = self._now()
         with use_mode(self.model, CONTENDERS[self.name]):
             for _ in range(count):
-                self.token = likeliest(self.decoder.read(self.token))[:, None]
+                self.token = likeliest(_read(self.decoder, self.token))[:, None]
         return self._now() - start
 
     def _now(self) -> float:
@@ -138,9 +139,8 @@ def _run_race(
 
 
 def short_bench(model: Any, length: int, follow: Follow = unfollowed) -> list[GenerationRow]:
-    """Time a few tokens of generation by a conversion and by its softmax, after a few lengths.
-
-    Its adapters are switched off, as they will be merged.
+    """Time a few tokens of generation by a conversion and by its softmax, after a few lengths; its
+    adapters are merged, as they will be.
 
     Args:
         model: The linearized model, with adapters or without.
@@ -154,13 +154,19 @@ def short_bench(model: Any, length: int, follow: Follow = unfollowed) -> list[Ge
     if getattr(inside, "is_quantized", False):
         return []
     prompts = [prompt for prompt in READ if prompt + TIMED[-1] <= length]
-    with without_adapters(model):
+    with merged_modules(inside) if inside is not model else nullcontext():
         return [
             row
             for prompt in follow(prompts, "timing generation")
             for row in bench_generation(inside, (1,), prompt, TIMED)
             if row.tokens == TIMED[-1]
         ]
+
+
+def _read(decoder: Decoder, ids: Tensor) -> Tensor:
+    """The logits after ``ids [b t]``, of a single token by the model's own step if it has one."""
+    alone = ids.shape[1] == 1 and decoder.refuse_native_step() is None
+    return decoder.read_token(ids[:, 0]) if alone else decoder.read(ids)
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,8 @@ def generate_samples(
     """
     inside = unwrap_adapters(model)
     with evaluation_mode(model):
-        linear = _continuations(inside, prompts, tokens, follow)
+        with merged_modules(inside) if inside is not model else nullcontext():
+            linear = _continuations(inside, prompts, tokens, follow)
         if original is None:
             with without_adapters(model), use_mode(model, Teacher()):
                 softmax = _continuations(inside, prompts, tokens, follow)
@@ -217,13 +224,23 @@ def generate_samples(
 
 def _continuations(model: PreTrainedModel, prompts: Tensor, tokens: int, follow: Follow) -> Tensor:
     """``[2b tokens]``: the likeliest of all prompts, then those drawn."""
-    decoder, count = Decoder(model), len(prompts)
+    given, count = prompts.repeat(2, 1).to(model.device), len(prompts)
     draw = Sampler(top_k=TOP_K, generator=torch.Generator(model.device).manual_seed(0))
-    choose = lambda logits: torch.cat([likeliest(logits[:count]), draw(logits[count:])])  # noqa: E731
-    logits = decoder.read(prompts.repeat(2, 1).to(model.device))
-    steps = follow(range(tokens), "sampling")
-    pairs = zip(steps, decoder.decode(logits, choose), strict=False)
-    return torch.stack([token for _, token in pairs], 1).cpu()
+    decoders, found = _decoders(model, given), list[Tensor]()
+    for _ in follow(range(tokens), "sampling"):
+        each = zip(decoders, given.chunk(len(decoders)), strict=True)
+        logits = torch.cat([_read(own, ids) for own, ids in each])
+        found.append(torch.cat([likeliest(logits[:count]), draw(logits[count:])]))
+        given = found[-1][:, None]
+    return torch.stack(found, 1).cpu()
+
+
+def _decoders(model: PreTrainedModel, prompts: Tensor) -> list[Decoder]:
+    """One for each prompt, of a model that has a step of its own for one sequence, or for all."""
+    first = Decoder(model)
+    first.read(prompts[:1])
+    alone = first.refuse_native_step() is None
+    return [Decoder(model) for _ in range(len(prompts) if alone else 1)]
 
 
 def _decode(tokenizer: Any, tokens: Tensor) -> str:
