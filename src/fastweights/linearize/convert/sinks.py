@@ -120,8 +120,9 @@ class SinkReader:
 
 def _take(keys: Tensor, index: Tensor) -> Tensor:
     """The keys ``[b s g k]`` at ``[b t m]``, ``[b t m g k]``."""
-    rows = index.flatten(1)[..., None, None]
-    return keys.take_along_dim(rows, 1).unflatten(1, index.shape[1:])
+    first = len(keys[0]) * torch.arange(len(keys), device=keys.device)
+    rows = (index + first[:, None, None]).flatten()
+    return keys.flatten(0, 1).index_select(0, rows).unflatten(0, index.shape)
 
 
 class _JointMaps(NamedTuple):
