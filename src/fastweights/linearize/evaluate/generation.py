@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -154,7 +154,7 @@ def short_bench(model: Any, length: int, follow: Follow = unfollowed) -> list[Ge
     if getattr(inside, "is_quantized", False):
         return []
     prompts = [prompt for prompt in READ if prompt + TIMED[-1] <= length]
-    with merged_modules(inside) if inside is not model else nullcontext():
+    with merged_modules(model):
         return [
             row
             for prompt in follow(prompts, "timing generation")
@@ -207,7 +207,7 @@ def generate_samples(
     """
     inside = unwrap_adapters(model)
     with evaluation_mode(model):
-        with merged_modules(inside) if inside is not model else nullcontext():
+        with merged_modules(model):
             linear = _continuations(inside, prompts, tokens, follow)
         if original is None:
             with without_adapters(model), use_mode(model, Teacher()):
@@ -224,23 +224,13 @@ def generate_samples(
 
 def _continuations(model: PreTrainedModel, prompts: Tensor, tokens: int, follow: Follow) -> Tensor:
     """``[2b tokens]``: the likeliest of all prompts, then those drawn."""
-    given, count = prompts.repeat(2, 1).to(model.device), len(prompts)
+    decoder, count = Decoder(model), len(prompts)
     draw = Sampler(top_k=TOP_K, generator=torch.Generator(model.device).manual_seed(0))
-    decoders, found = _decoders(model, given), list[Tensor]()
-    for _ in follow(range(tokens), "sampling"):
-        each = zip(decoders, given.chunk(len(decoders)), strict=True)
-        logits = torch.cat([_read(own, ids) for own, ids in each])
-        found.append(torch.cat([likeliest(logits[:count]), draw(logits[count:])]))
-        given = found[-1][:, None]
-    return torch.stack(found, 1).cpu()
-
-
-def _decoders(model: PreTrainedModel, prompts: Tensor) -> list[Decoder]:
-    """One for each prompt, of a model that has a step of its own for one sequence, or for all."""
-    first = Decoder(model)
-    first.read(prompts[:1])
-    alone = first.refuse_native_step() is None
-    return [Decoder(model) for _ in range(len(prompts) if alone else 1)]
+    choose = lambda logits: torch.cat([likeliest(logits[:count]), draw(logits[count:])])  # noqa: E731
+    logits = decoder.read(prompts.repeat(2, 1).to(model.device))
+    steps = follow(range(tokens), "sampling")
+    pairs = zip(steps, decoder.decode(logits, choose), strict=False)
+    return torch.stack([token for _, token in pairs], 1).cpu()
 
 
 def _decode(tokenizer: Any, tokens: Tensor) -> str:

@@ -200,9 +200,12 @@ def merge_adapters(model: Any) -> PreTrainedModel:
 
 @contextmanager
 def merged_modules(model: nn.Module) -> Iterator[None]:
-    """Put modules of a model's own in the places of peft's, for the length of a block: linear
-    layers to which adapters are added, and what was trained beside them. Quantised layers stay
-    peft's."""
+    """Put modules of a model's own in the places of peft's, if there are any, for the length of a
+    block: linear layers to which adapters are added, and what was trained beside them. Quantised
+    layers stay peft's."""
+    if not has_adapters(model):
+        yield
+        return
     places = [
         (parent._modules, name, child, own)
         for parent in model.modules()
