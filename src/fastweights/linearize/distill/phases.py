@@ -31,7 +31,7 @@ LINEAR, MEASURED, PLACING, DIVIDING = 1.25, 1.35, 0.4, 0.7
 """A layer's forward with linear attention, one of softmax whose distance from it is measured, and
 what placing landmarks and measuring windows add to reading their texts, as multiples of the softmax
 layer's forward."""
-TRANSFER, ADAPTATION = 2.3, 3.2
+TRANSFER, ADAPTATION = 2.3, 3.7
 """A token of a step: as a multiple of the layers' forward, and of the model's without a teacher's.
 """
 COMPARING = 1.0
@@ -39,7 +39,7 @@ COMPARING = 1.0
 TESTED, ABLATED, RECALLED = 4.5, 3, 4
 """What a sequence is read for the test of a conversion; modes of the model beside the two that are
 known at the end; and modes that recall reads."""
-SAMPLED, PAGE = 9000, 5.0
+SAMPLED, PAGE = 7000, 5.0
 """What samples and their timing take, as tokens that are read at once, and seconds for pictures."""
 
 
