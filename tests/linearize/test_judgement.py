@@ -3,6 +3,7 @@ samples."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -33,6 +34,7 @@ from fastweights.linearize.evaluate.comparison import (
     ModeComparison,
     StreamingSoftmax,
     ablations,
+    compare_with_softmax,
     modes_in,
 )
 from fastweights.linearize.evaluate.generation import generate_samples
@@ -41,9 +43,11 @@ from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.linearize.evaluate.recall import (
     CUE,
     PASSAGE,
+    choose_distances,
     distances_to,
     measure_recall,
     repeated_passages,
+    sequences_at,
     why_not,
 )
 from fastweights.linearize.evaluate.share import (
@@ -53,7 +57,7 @@ from fastweights.linearize.evaluate.share import (
     share_by_octave,
     share_of,
 )
-from pretrained import linear_llama, llama, sequences
+from pretrained import linear_llama, llama, sequences, stream
 from tolerances import assert_close
 
 CLOSED = 0.7
@@ -214,6 +218,32 @@ def test_distances_reach_as_far_as_is_asked() -> None:
     assert why_not(64, 96, 96) is None
     assert "has 95 positions" in str(why_not(64, 95, 96))
     assert "has 95 tokens" in str(why_not(64, 96, 95))
+
+
+def test_recall_reads_no_more_than_there_is_room_for() -> None:
+    chosen, left_out = choose_distances(256, None, 2048, modes=4, room=2048)
+    assert list(chosen) == [64, 128]
+    assert "1,152 tokens in 4 modes" in left_out[256]
+    assert "and this takes 2,112" in left_out[1024]
+    takes = sum(4 * (64 * n + PASSAGE) * sequences_at(64 * n, 2048, chosen[64]) for n in (1, 2))
+    assert takes == 4 * (96 + 160)
+    assert list(choose_distances(256, None, 2048, modes=4, room=1 << 20)[0]) == [64, 128, 256, 512]
+
+
+def test_a_mode_that_has_read_less_is_judged_beside_softmax() -> None:
+    model = linear_llama(LinearAttentionConfig(window=3))
+    every, modes = stream(20).sequential_batches(2), ablations(model)
+    whole = compare_with_softmax(model, every, modes)
+    found = compare_with_softmax(model, every, modes, most={"window only": 3})
+    few, softmax = found["window only"], found["softmax"]
+    assert len(few.losses) == 4 < len(softmax.losses)
+    assert np.array_equal(few.losses, whole["window only"].losses[:4])
+    row, lost = few.row(softmax), few.losses.mean() - softmax.losses[:4].mean()
+    assert row["nats_per_token"] == pytest.approx(softmax.loss.mean + lost)
+    assert row["tokens"] == few.losses.size
+    assert found["linear"].row(softmax) == whole["linear"].row()
+    first = {name: replace(own, losses=own.losses[:4]) for name, own in found.items()}
+    assert share_of(found) == share_of(first)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from families import logits, padded, student, teacher
 from fastweights.linearize import RULES, LinearAttentionConfig, branches, linearize
 from fastweights.linearize.distill.adapt import TokenLoss, load_adapters, prepare_adaptation
 from fastweights.linearize.evaluate.logits import teacher_logits
-from fastweights.training.language.adapters import LoRA, merge_adapters
+from fastweights.training.language.adapters import LoRA, merge_adapters, merged_modules
 from tolerances import SAME, error
 
 pytestmark = pytest.mark.sampled
@@ -76,8 +76,12 @@ def test_adapters_are_kept_and_merged(analog: LinearAttentionConfig, tmp_path: P
     assert all("lora_" in name or "linear_branch" in name for name in saved)
     again = load_adapters(linearize(teacher(), analog), tmp_path / "adapter")
     assert torch.equal(read(again), want)
+    with merged_modules(again):
+        held = read(again.get_base_model())
+    assert torch.equal(read(again), want)
     merged = merge_adapters(again)
     assert error(read(merged), want) <= SAME
+    assert torch.equal(read(merged), held)
     inputs = padded()
     said = [merged.generate(**inputs, **LENGTHS, use_cache=cached) for cached in (True, False)]
     assert torch.equal(*said)

@@ -30,6 +30,9 @@ LINEAR = {
     "lolcats": LinearAttentionConfig(window=3),
     "landmarks": LinearAttentionConfig("landmarks", 4, window=3, sinks=2),
     "by head": LinearAttentionConfig(window=3, head_windows=((5, 1), (3, 3), (1, 5))),
+    "all of it": LinearAttentionConfig(
+        "landmarks", 4, window=3, sinks=2, head_windows=((5, 12), (3, 3), (1, 12))
+    ),
     "per query head": LinearAttentionConfig(window=3, per_query_head=True),
     "gated": LinearAttentionConfig(rule="gla", window=0),
     "convolved": LinearAttentionConfig(rule="gla", window=0, convolution=4),
@@ -39,7 +42,7 @@ LINEAR = {
 def model_of(name: str, chosen: list[int] | None = None, **fields: Any) -> Any:
     config = LINEAR[name]
     model = linear_llama(config, 3, torch.float32, chosen, **fields)
-    if config.features == "landmarks":
+    if config.features == "landmarks" and not config.head_windows:
         place_landmarks(model, [{"input_ids": IDS}])
     return model.eval()
 
@@ -64,6 +67,29 @@ def compare(model: Any, tokens: int = 20) -> None:
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_token_has_the_numbers_of_the_modules(name: str) -> None:
     compare(model_of(name))
+
+
+@pytest.mark.parametrize("name", ["landmarks", "all of it"])
+def test_weights_that_change_in_place_are_read_anew(name: str) -> None:
+    model = model_of(name)
+    modules, decoder = begin(model), begin(model)
+    token = torch.tensor([3])
+    for _ in range(3):
+        assert torch.equal(decoder.read_token(token), modules.read(token[:, None]))
+        with torch.no_grad():
+            for layer in model.model.layers:
+                for weight in layer.self_attn.linear_branch.parameters():
+                    weight.mul_(1.5)
+
+
+def test_states_before_a_token_stay_as_they_were() -> None:
+    decoder = begin(model_of("all of it"))
+    decoder.read_token(torch.tensor([3]))
+    before = decoder.cache.layers[0].state
+    expected = [part.clone() for part in before]
+    for _ in range(3):
+        decoder.read_token(torch.tensor([3]))
+    assert all(map(torch.equal, before, expected))
 
 
 def test_so_has_one_of_a_hybrid_with_softmax_layers() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
+from operator import getitem, is_
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -118,11 +119,11 @@ class NativeStep(ABC):
         strange = any(hook not in hooked for hooks in waiting for hook in hooks.values())
         replaced = any("forward" in d or d.get("_compiled_call_impl") is not None for d in own)
         _require(not (strange or replaced), "a module has hooks, its own forward, or is compiled")
-        self._hooks = [(hooks, len(hooks)) for hooks in waiting]
-        self._places = [
-            (d[kind], name, s) for d in own for kind in KINDS for name, s in d[kind].items()
-        ]
-        self._addresses = [(s, s.data_ptr()) for _, _, s in self._places if isinstance(s, Tensor)]
+        self._hooks, self._waiting = waiting, list(map(len, waiting))
+        places = [(d[kind], name, s) for d in own for kind in KINDS for name, s in d[kind].items()]
+        self._places: Any = list(zip(*places, strict=True))
+        self._tensors = [s for s in self._places[2] if isinstance(s, Tensor)]
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
         with torch.inference_mode():
             self._layers = [self._calls_of(parts) for parts in self.parts()]
 
@@ -145,9 +146,10 @@ class NativeStep(ABC):
     @property
     def stale(self) -> bool:
         """Whether a module or weight has been replaced, moved or hooked since this was made."""
-        replaced = any(parts[name] is not part for parts, name, part in self._places)
-        hooked = any(len(hooks) != count for hooks, count in self._hooks)
-        return replaced or hooked or any(s.data_ptr() != a for s, a in self._addresses)
+        of, names, parts = self._places
+        kept = all(map(is_, map(getitem, of, names), parts))
+        hooked = list(map(len, self._hooks)) != self._waiting
+        return not kept or hooked or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
 
     def refuses(self, cache: Any) -> str | None:
         """Why modules read the next token, None if this does."""
@@ -164,9 +166,8 @@ class NativeStep(ABC):
         for call in layer.project:
             call()
 
-    def finish(self, layer: LayerCalls, o: Tensor) -> None:
-        """x ← x + W_o o, of h·v numbers that the queries have read, then x ← x + MLP(Norm x)."""
-        layer.read.view(o.shape).copy_(o)
+    def finish(self, layer: LayerCalls) -> None:
+        """x ← x + W_o o, of what the queries have read, then x ← x + MLP(Norm x)."""
         for call in layer.leave:
             call()
         torch.add(self._x, self._y, out=self._x)
@@ -282,7 +283,8 @@ class SoftmaxStep(NativeStep):
         for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
             self.project(layer)
             keys, values, o = _attend(layer, state.memory, rope, turns.get(rope))
-            self.finish(layer, o)
+            layer.read.view(o.shape).copy_(o)
+            self.finish(layer)
             after.append(MixerState((keys, values, following), {}, position))
         cache.advance(after, 1)
         self._states = cache.states

@@ -166,7 +166,7 @@ def prepare_norm(norm: RMSNorm, y: Tensor) -> Callable[[], None] | None:
     """
     if select(norm).compute is not normalize_natively or norm.requires_grad:
         return None
-    return library.prepare("fw_norm", _problem(norm.x, norm.weight, norm.eps, y=y))
+    return library.PreparedCall("fw_norm", _problem(norm.x, norm.weight, norm.eps, y=y))
 
 
 def normalize_natively(norm: RMSNorm) -> Tensor:

@@ -99,7 +99,7 @@ def prepare_rows(products: tuple[Product, ...], to: list[Tensor]) -> Callable[[]
     taken = select(products[0]) if alone else select(ProductGroup(products))
     if taken.compute not in (multiply_rows, multiply_rows_of_each):
         return None
-    return library.prepare("fw_product", *_problems(products, to))
+    return library.PreparedCall("fw_product", *_problems(products, to))
 
 
 def _call(products: tuple[Product, ...]) -> list[Tensor]:

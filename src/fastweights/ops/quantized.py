@@ -57,7 +57,7 @@ def prepare_quantized_rows(product: QuantizedProduct, y: Tensor) -> Callable[[],
     """
     if select(product).compute is not _multiply_rows:
         return None
-    return library.prepare("fw_quantized_product", _problem(product, y))
+    return library.PreparedCall("fw_quantized_product", _problem(product, y))
 
 
 def _problem(product: QuantizedProduct, y: Tensor) -> abi.QuantizedProductCall:

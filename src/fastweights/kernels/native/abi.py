@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from functools import cache
+from itertools import accumulate
 from struct import Struct
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -316,6 +317,14 @@ def _places(structure: type) -> tuple[tuple[int, Any], ...]:
 
 
 @cache
+def offsets(structure: type) -> dict[str, int]:
+    """By field: where it begins in the memory of the structure, in bytes."""
+    kinds = field_kinds(structure)
+    sizes = [Struct("".join(_codes_of(kind))).size for kind in kinds.values()]
+    return dict(zip(kinds, accumulate(sizes, initial=0), strict=False))
+
+
+@cache
 def _struct(structure: type) -> Struct:
     return Struct("".join(_codes(structure)))
 
@@ -323,14 +332,19 @@ def _struct(structure: type) -> Struct:
 def _codes(structure: type) -> Iterator[str]:
     """Letters of the module `struct` for the fields."""
     for kind in _kinds(structure):
-        if kind is float:
-            yield "d"
-        elif kind == "View":
-            yield "6q"
-        elif kind is int or kind == "pointer":
-            yield "q"
-        else:
-            yield from _codes(kind)
+        yield from _codes_of(kind)
+
+
+def _codes_of(kind: Any) -> Iterator[str]:
+    """Those of one field."""
+    if kind is float:
+        yield "d"
+    elif kind == "View":
+        yield "6q"
+    elif kind is int or kind == "pointer":
+        yield "q"
+    else:
+        yield from _codes(kind)
 
 
 def view(tensor: Tensor | None) -> tuple[int, int, int, int, int, int]:

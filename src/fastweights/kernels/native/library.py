@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -126,15 +125,20 @@ def call(name: str, *structures: Any) -> None:
         raise _no_memory(name)
 
 
-def prepare(name: str, *structures: Any) -> Callable[[], None]:
-    """`call`, packed now, to be made any number of times: of the memory where the tensors lie."""
-    run, memory = getattr(_require_library(), name), b"".join(map(pack, structures))
+class PreparedCall:
+    """`call`, packed now, to be made any number of times: of the memory where the tensors lie.
 
-    def repeat(_kept: tuple[Any, ...] = structures) -> None:
-        if run(memory):
-            raise _no_memory(name)
+    Attributes:
+        memory: the structures as C reads them, which may be changed between two calls
+    """
 
-    return repeat
+    def __init__(self, name: str, *structures: Any) -> None:
+        self._name, self._run, self._kept = name, getattr(_require_library(), name), structures
+        self.memory = ctypes.create_string_buffer(b"".join(map(pack, structures)))
+
+    def __call__(self) -> None:
+        if self._run(self.memory):
+            raise _no_memory(self._name)
 
 
 def _no_memory(name: str) -> MemoryError:

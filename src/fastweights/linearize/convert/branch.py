@@ -42,7 +42,12 @@ class LinearBranch(nn.Module, ABC):
     Args:
         attention: Heads, widths and scaling of the attention that it replaces.
         config: The linear attention.
+
+    Attributes:
+        past_heads: Which key heads of what `reader` has kept are its own.
     """
+
+    past_heads: list[int] | slice = slice(None)
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__()

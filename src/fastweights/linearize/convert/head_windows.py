@@ -55,8 +55,9 @@ class GroupedBranch(LinearBranch):
             )
             for heads in self.key_heads
         )
+        for group, heads in zip(self.branches, self.key_heads, strict=True):
+            group.past_heads = heads
         self.order = _places(self.query_heads)
-        self._sinks: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def branches(self) -> tuple[LinearBranch, ...]:
@@ -83,18 +84,18 @@ class GroupedBranch(LinearBranch):
         keep: Mask | None,
         segments: Segments | None,
     ) -> HeadGroups:
-        parts = zip(self.branches, self.query_heads, self.key_heads, self._pasts(past), strict=True)
+        parts = zip(self.branches, self.query_heads, self.key_heads, strict=True)
         return HeadGroups(
             tuple(
                 group.project_behind(
-                    before,
+                    past,
                     q[:, :, queries],
                     k[:, :, own],
                     v[:, :, own],
                     keep,
                     segments,
                 )
-                for group, queries, own, before in parts
+                for group, queries, own in parts
             ),
             self.order,
         )
@@ -104,7 +105,7 @@ class GroupedBranch(LinearBranch):
         return False
 
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
-        parts = self._divided(state_parts(state))
+        parts = self.divide(state_parts(state))
         return tuple(
             tensor
             for group, part in zip(self.branches, parts, strict=True)
@@ -112,36 +113,23 @@ class GroupedBranch(LinearBranch):
         )
 
     def from_cache(self, kept: tuple[Tensor, ...], record: Any, past: Past) -> State:
-        parts = zip(
-            self.branches, self._divided(kept), record.groups, self._pasts(past), strict=True
-        )
+        parts = zip(self.branches, self.divide(kept), record.groups, strict=True)
         return tuple(
             tensor
-            for group, part, own, before in parts
-            for tensor in state_parts(group.from_cache(part, own, before))
+            for group, part, own in parts
+            for tensor in state_parts(group.from_cache(part, own, past))
         )
 
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
-        parts = zip(self.branches, self._divided(kept), strict=True)
+        parts = zip(self.branches, self.divide(kept), strict=True)
         found = [group.cached_tokens(part) for group, part in parts]
         least = min(there.shape[1] for _, _, there in found)
         keys, values, there = zip(*(_last(tokens, least) for tokens in found), strict=True)
         order = list(_places(self.key_heads))
         return torch.cat(keys, 1)[:, order], torch.cat(values, 1)[:, order], there[0]
 
-    def _pasts(self, past: Past) -> list[Past]:
-        """What is kept of sinks, of each group's key heads: the same tensors while sinks stay."""
-        if not past:
-            return [past] * len(self.groups)
-        keys, count = past
-        if torch.is_grad_enabled():
-            return [(keys[:, :, heads], count) for heads in self.key_heads]
-        if self._sinks is None or self._sinks[0] is not keys:
-            self._sinks = keys, [keys[:, :, heads] for heads in self.key_heads]
-        return [(own, count) for own in self._sinks[1]]
-
-    def _divided(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """The groups' tensors, of which each has as many."""
+    def divide(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Return the groups' tensors, of which each has as many."""
         size = len(tensors) // len(self.groups)
         return [tuple(tensors[i : i + size]) for i in range(0, len(tensors), size)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,21 +17,93 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from fastweights.kernels.native.window_token import TokenStreams, WindowToken
 from fastweights.linearize.convert.attention import attend, take_memory
 from fastweights.linearize.convert.attention_layers import softmax_name
-from fastweights.linearize.convert.cache import StateLayer
+from fastweights.linearize.convert.branch import LinearBranch, WindowedBranch
+from fastweights.linearize.convert.cache import Kept, StateLayer
+from fastweights.linearize.convert.head_windows import GroupedBranch
 from fastweights.linearize.convert.modes import Student
+from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.linearize.convert.transformers_seams import (
     decoder_layers,
     implementation_of,
 )
 from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep, NoStepError
+from fastweights.recurrence import Recurrence
+from fastweights.recurrence.head_groups import HeadGroups
 
 _TOKENS = 6
 """Tokens that are read to try a step out, the last two by it."""
 
 _tried: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Whether the steps of models have the bits of their modules."""
+
+
+class BranchToken:
+    """What reads the next token of a branch, by calls of C packed once for its sinks.
+
+    Args:
+        branch: Which is in the step of a model, whose weights stay where they are.
+        streams: Where it is then.
+    """
+
+    def __init__(self, branch: LinearBranch, streams: TokenStreams) -> None:
+        self._branch, self._streams = branch, streams
+        by_head = isinstance(branch, GroupedBranch)
+        self._groups = branch.branches if by_head else (branch,)
+        self._heads = branch.key_heads if by_head else [list(range(branch.attention.kv_heads))]
+        self._weights = list(branch.parameters())
+        windows = all(isinstance(own, WindowedBranch) for own in self._groups)
+        convolved = any(own.convolution is not None for own in self._groups)
+        unversioned = any(w.is_inference() for w in self._weights)
+        self._refused = not windows or convolved or unversioned
+        self._calls: list[WindowToken] = []
+        self._versions: list[int] = []
+        self._after: Kept = None
+        self._count = 0
+
+    def read(self, kept: tuple[Tensor, ...]) -> Kept:
+        """What is kept behind the token, which has left o where it belongs; None where the branch
+        reads it."""
+        if self._refused or not (self._goes_on(kept) or self._begin(kept)):
+            return None
+        past = kept[4 * len(self._calls) :]
+        parts = [
+            part for i, call in enumerate(self._calls) for part in call(kept[4 * i : 4 * i + 4])
+        ]
+        self._count += 1
+        self._after = (*parts, past[0], past[1] + 1) if past else tuple(parts)
+        return self._after
+
+    def _goes_on(self, kept: tuple[Tensor, ...]) -> bool:
+        """Whether the calls are those of what is kept, and go on being so."""
+        same = kept is self._after and self._versions == [w._version for w in self._weights]
+        return same and self._reads_alone()
+
+    def _reads_alone(self) -> bool:
+        branches = (own for own in self._groups if isinstance(own, SinkBranch))
+        return all(own.reads_alone(self._count) for own in branches)
+
+    def _begin(self, kept: tuple[Tensor, ...]) -> bool:
+        """Pack the calls, if C reads the token by itself."""
+        q, k, v, _ = self._streams
+        past = kept[4 * len(self._groups) :]
+        self._count = int(past[1]) if past else 0
+        if not self._reads_alone():
+            return False
+        record: Recurrence = self._branch.record(q, k, v, past=past)
+        records: Any = record.groups if isinstance(record, HeadGroups) else (record,)
+        try:
+            self._calls = [
+                WindowToken(own, heads, self._streams)
+                for own, heads in zip(records, self._heads, strict=True)
+            ]
+        except ValueError:
+            self._refused = True
+            return False
+        self._versions = [w._version for w in self._weights]
+        return not any(call.refuses(kept[4 * i : 4 * i + 4]) for i, call in enumerate(self._calls))
 
 
 class LinearizedStep(NativeStep):
@@ -43,6 +116,8 @@ class LinearizedStep(NativeStep):
         self._softmax = softmax_name(implementation_of(model.config))
         super().__init__(model, hooked=(take_memory,))
         self._modes = [a.__dict__ for a in self._attentions if hasattr(a, "linear_branch")]
+        self._turned = [self._room("turned", layer.turning[0].numel()) for layer in self._layers]
+        self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
         if not self._has_the_modules_bits():
             raise NoStepError("its layers compute more than projections, attention and an MLP")
 
@@ -60,6 +135,8 @@ class LinearizedStep(NativeStep):
 
     def prepare_norm(self, norm: Any) -> Call:
         x, normed = self._x, self._normed
+        if hasattr(norm, "variance_epsilon"):  # that of Llama
+            return partial(_normalize, x, norm.weight, norm.variance_epsilon, normed)
 
         def call() -> None:
             normed.copy_(norm.forward(x))
@@ -78,24 +155,41 @@ class LinearizedStep(NativeStep):
         trunk, x = self.model.model, self._x
         place = torch.tensor([[cache.get_seq_length()]])
         x.copy_(trunk.embed_tokens(token[:, None]))
-        turns = trunk.rotary_emb(x, position_ids=place)
-        for layer, attention, memory in zip(
-            self._layers, self._attentions, cache.layers, strict=True
-        ):
+        turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=place))
+        for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
             self.project(layer)
-            self.finish(layer, self._attend(layer, attention, memory, turns))
+            _turn_by_halves(layer.turning, *turns, self._turned[i])
+            self._attend(i, layer, memory)
+            self.finish(layer)
         return self.model.lm_head(trunk.norm(x))[:, -1]
 
-    def _attend(self, layer: LayerCalls, attention: Any, memory: Any, turns: Any) -> Tensor:
-        turned = _turn_by_halves(layer.turning, *turns)
+    def _attend(self, i: int, layer: LayerCalls, memory: Any) -> None:
+        """What the queries of a layer have read, where it is projected."""
+        reads, attention = self._tokens[i], self._attentions[i]
+        if reads is not None and (after := reads.read(memory.state)) is not None:
+            memory.state, memory.tokens = after, memory.tokens + 1
+            return
+        turned = self._turned[i].view(layer.turning.shape).clone()
         q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
         k, value = memory.update(k.transpose(1, 2), layer.value)
-        if isinstance(memory, StateLayer):
-            return attention.linear_branch(
-                q, k.transpose(1, 2), value.transpose(1, 2), None, None, memory
-            )
-        scaling = {"scaling": attention.scaling, "dropout": 0.0}
-        return attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)[0]
+        if reads is not None:
+            k, value = k.transpose(1, 2), value.transpose(1, 2)
+            o = attention.linear_branch(q, k, value, None, None, memory)
+        else:
+            scaling = {"scaling": attention.scaling, "dropout": 0.0}
+            o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)
+        layer.read.view(o.shape).copy_(o)
+
+    def _token_of(self, attention: Any, layer: LayerCalls, turned: Tensor) -> BranchToken | None:
+        """What reads tokens of a linear layer, None of a softmax layer."""
+        if not hasattr(attention, "linear_branch"):
+            return None
+        both = turned.view(layer.turning.shape)
+        q, k = both[:, :, : layer.heads], both[:, :, layer.heads :]
+        streams = TokenStreams(
+            q, k, layer.value.transpose(1, 2), layer.read.view(1, 1, layer.heads, -1)
+        )
+        return BranchToken(attention.linear_branch, streams)
 
     @torch.inference_mode()
     def _has_the_modules_bits(self) -> bool:
@@ -149,8 +243,23 @@ def _refuses_layer(attention: Any, memory: Any) -> str | None:
     return None if kept.dtype is torch.float32 else "its cache is not float32"
 
 
-def _turn_by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn ``x [… k]`` by cosines and sines ``[b t k]`` of one token, as Llama does: channel i and
-    channel i + k/2 are a pair."""
+def _normalize(x: Tensor, weight: Tensor, epsilon: float, to: Tensor) -> None:
+    """x / √(mean x² + ε) ⊙ weight, rounded as Llama's RMSNorm does."""
+    scale = torch.mul(x, x, out=to).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    torch.mul(weight, torch.mul(x, scale, out=to), out=to)
+
+
+def _turns_of_halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosines ``[1 1 1 k]`` of a token, minus its sines of the first halves and those of the
+    second, ``[1 1 1 k/2]``."""
+    first, second = sin[:, :, None].chunk(2, -1)
+    return cos[:, :, None], -first, second
+
+
+def _turn_by_halves(x: Tensor, cos: Tensor, minus_sin: Tensor, sin: Tensor, to: Tensor) -> None:
+    """Turn ``x [1 1 h k]``, as Llama does: channel i and channel i + k/2 are a pair."""
     first, second = x.chunk(2, -1)
-    return x * cos[:, :, None] + torch.cat((-second, first), -1) * sin[:, :, None]
+    turned = torch.mul(x, cos, out=to.view(x.shape))
+    left, right = turned.chunk(2, -1)
+    left.add_(second * minus_sin)
+    right.add_(first * sin)

@@ -120,12 +120,14 @@ class SinkReader:
 
 def _take(keys: Tensor, index: Tensor) -> Tensor:
     """The keys ``[b s g k]`` at ``[b t m]``, ``[b t m g k]``."""
-    rows = index.flatten(1)[..., None, None]
-    return keys.take_along_dim(rows, 1).unflatten(1, index.shape[1:])
+    first = len(keys[0]) * torch.arange(len(keys), device=keys.device)
+    rows = (index + first[:, None, None]).flatten()
+    return keys.flatten(0, 1).index_select(0, rows).unflatten(0, index.shape)
 
 
 class _JointMaps(NamedTuple):
-    """The maps to landmarks and the sinks of one sequence, and what they were made of."""
+    """The maps to landmarks and the sinks of one sequence, and what they were made of: `keys` of
+    all the layer's heads."""
 
     keys: Tensor
     versions: tuple[tuple[int, int], ...]
@@ -154,10 +156,12 @@ class SinkBranch(WindowedBranch):
         keep: Mask | None,
         segments: Segments | None,
     ) -> WindowedLinear:
-        keys, count = past or self.reader.empty(k)
-        if keep is None and segments is None and self._have_left(count):
-            if q.shape[:2] == (1, 1) and self.attention.softcap is None:
-                return self._read_one(q, k, v, keys)
+        all_heads, count = past or self.reader.empty(k)
+        plain = keep is None and segments is None and not torch.is_grad_enabled()
+        if plain and q.shape[:2] == (1, 1) and self._reads_alone(count):
+            return self._read_one(q, k, v, all_heads)
+        keys = all_heads[:, :, self.past_heads] if past else all_heads
+        if plain and self._have_left(count):
             sinks, future, fk = keys[:, None], None, F.pad(self.phi_k(k), (0, self.config.sinks))
         else:
             places = DocumentPlaces.of(count, k.shape[1], keep, segments)
@@ -171,6 +175,16 @@ class SinkBranch(WindowedBranch):
         scores = torch.cat([self.phi_q.scores(q), of_sinks], -1)
         scale = scores.logsumexp(-1, keepdim=True)
         return self.windowed(q, k, v, scores.softmax(-1), fk, scale)
+
+    def reads_alone(self, count: int) -> bool:
+        """Whether kernels make the features of one token behind so many: all sinks have come, and
+        none leaves the window with it."""
+        leaving = count - max(self.config.window - 1, 0)
+        return count >= self.config.sinks and not 0 <= leaving < self.config.sinks
+
+    def _reads_alone(self, count: Tensor) -> bool:
+        come = self.attention.softcap is None and at_least(count, self.config.sinks)
+        return come and self.reads_alone(int(count))
 
     def _have_left(self, count: Tensor) -> bool:
         """Whether no sink is in the window any more, or will be, for all that autograd knows."""
@@ -194,7 +208,8 @@ class SinkBranch(WindowedBranch):
         versions = tuple((p.data_ptr(), p._version) for p in own if not p.is_inference())
         same = joint is not None and joint.keys is keys and joint.versions == versions
         if joint is None or not same or len(versions) < len(own):
-            joint = self.joint = _JointMaps(keys, versions, *self._join_maps(keys))
+            maps = self._join_maps(keys[:, :, self.past_heads])
+            joint = self.joint = _JointMaps(keys, versions, *maps)
         phi_q, phi_k = joint.phi_q, joint.phi_k
         return self.windowed(q, k, v, Mapped(phi_q, q), Mapped(phi_k, k), LogScale(phi_q, q))
 

@@ -21,8 +21,9 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
 from fastweights.linearize.distill.transfer import TransferLoss
+from fastweights.linearize.evaluate.evaluation import sequences_of_further
 from fastweights.linearize.evaluate.logits import positions_of
-from fastweights.linearize.evaluate.recall import PASSAGE, SEQUENCES, distances_to, why_not
+from fastweights.linearize.evaluate.recall import PASSAGE, choose_distances, sequences_at
 
 TIMED_LAYERS = 2
 """Of the model that is timed, whose weights are drawn."""
@@ -30,15 +31,15 @@ LINEAR, MEASURED, PLACING, DIVIDING = 1.25, 1.35, 0.4, 0.7
 """A layer's forward with linear attention, one of softmax whose distance from it is measured, and
 what placing landmarks and measuring windows add to reading their texts, as multiples of the softmax
 layer's forward."""
-TRANSFER, ADAPTATION = 2.3, 3.2
+TRANSFER, ADAPTATION = 2.3, 3.7
 """A token of a step: as a multiple of the layers' forward, and of the model's without a teacher's.
 """
 COMPARING = 1.0
 """A token's logits compared with softmax's, as a multiple of the product that gives them."""
-TESTED, ABLATED, RECALLED = 4.5, 3, 5.5
+TESTED, ABLATED, RECALLED = 4.5, 3, 4
 """What a sequence is read for the test of a conversion; modes of the model beside the two that are
-known at the end; and what recall reads of each of its tokens."""
-SAMPLED, PAGE = 9000, 5.0
+known at the end; and modes that recall reads."""
+SAMPLED, PAGE = 7000, 5.0
 """What samples and their timing take, as tokens that are read at once, and seconds for pictures."""
 
 
@@ -111,7 +112,7 @@ def plan_run(
             for pair in zip(recipe.stages, planned.stages, strict=True)
             for phase in phases.stage(*pair)
         ),
-        phases.evaluation(),
+        phases.evaluation(planned),
     )
 
 
@@ -165,18 +166,18 @@ class _Phases:
         if config.by_layer:
             yield self.measuring(f"{planned.name}, measured")
 
-    def evaluation(self) -> PhasePlan:
-        """All modes on the validation text, recall and samples."""
-        distances = [
-            distance
-            for distance in distances_to(self.length)
-            if not why_not(distance, self.reach, self.validation, self.length)
-        ]
-        share = self.validation // len(distances_to(self.length))
-        takes = [distance + PASSAGE for distance in distances]
-        recall = sum(max(one, min(share, SEQUENCES * one)) for one in takes)
-        layers = ABLATED * MEASURED * self.validation + RECALLED * recall + SAMPLED
-        compared = (2 + ABLATED) * self.validation * self._compared
-        tokens = (2 + ABLATED) * self.validation + recall
+    def evaluation(self, planned: ConversionPlan) -> PhasePlan:
+        """Further modes on the validation text, recall and samples."""
+        room = max(self.validation, sum(stage.tokens for stage in planned.stages))
+        sequences = sequences_of_further(room, ABLATED, self.length)
+        further = ABLATED * min(self.validation, sequences * self.length)
+        chosen, _ = choose_distances(self.length, self.reach, self.validation, RECALLED, room)
+        recall = RECALLED * sum(
+            (distance + PASSAGE) * sequences_at(distance, self.validation, most)
+            for distance, most in chosen.items()
+        )
+        layers = MEASURED * (further + recall) + SAMPLED
+        compared = (2 * self.validation + further) * self._compared
+        tokens = 2 * self.validation + further + recall
         seconds = layers * self.speed.layers + compared + PAGE
         return PhasePlan("eval, report, export", tokens, seconds)

@@ -128,6 +128,7 @@ class EvaluateStep(ConversionStep):
             text.tokenizer,
             text.validation,
             run.conversion.data.length,
+            max(len(text.validation.text), sum(stage.tokens for stage in run.plan.stages)),
             {
                 cache.layer: _equal_tokens(cache)
                 for cache in _plan_of(student).caches
@@ -138,7 +139,7 @@ class EvaluateStep(ConversionStep):
         )
         run.out.joinpath("positions").mkdir(exist_ok=True)
         for name, compared in found.items():
-            compared.loss.save(run.out / "positions" / f"{name}.json")
+            compared.loss_beside(found[SOFTMAX]).save(run.out / "positions" / f"{name}.json")
         run.write("evaluation", {**judged, **_memory(student)})
         return student
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -88,10 +89,22 @@ class ModeComparison:
         """The fraction of tokens that have the highest probability."""
         return float(self.right.mean())
 
-    def row(self) -> dict[str, float]:
-        """Return the numbers for a table or a JSON file."""
-        nats = {"perplexity": self.loss.perplexity, "nats_per_token": self.loss.mean}
-        return {**nats, "kl": self.kl, "agreement": self.agreement}
+    def loss_beside(self, softmax: ModeComparison) -> PositionLoss:
+        """The mode's loss on what softmax has read: where that is more sequences than its own,
+        softmax's with what the mode loses on these, by position."""
+        own, beyond = len(self.losses), len(softmax.losses) - len(self.losses)
+        more = (self.losses - softmax.losses[:own]).mean(0) * beyond
+        total = self.losses.sum(0) + softmax.losses[own:].sum(0) + more
+        return PositionLoss(total, np.full(len(total), own + beyond))
+
+    def row(self, softmax: ModeComparison | None = None) -> dict[str, float]:
+        """Return the numbers for a table or a JSON file, of what `softmax` has read; with the
+        number of tokens where the mode has read fewer."""
+        loss = self.loss if softmax is None else self.loss_beside(softmax)
+        row = {"perplexity": loss.perplexity, "nats_per_token": loss.mean}
+        fewer = softmax is not None and len(self.losses) < len(softmax.losses)
+        read = {"tokens": self.losses.size} if fewer else {}
+        return {**row, "kl": self.kl, "agreement": self.agreement, **read}
 
 
 def ablations(model: nn.Module) -> dict[str, Mode]:
@@ -111,6 +124,7 @@ def compare_with_softmax(
     modes: Mapping[str, Mode],
     teacher: Callable[[Mapping[str, Tensor]], ReadOut] | None = None,
     known: KnownText | None = None,
+    most: Mapping[str, int] = {},
 ) -> dict[str, ModeComparison]:
     """Compare modes of a linearized model with its softmax, token by token.
 
@@ -123,6 +137,7 @@ def compare_with_softmax(
         teacher: Reads a model's inputs as softmax does; None for the model itself, without its
             adapters.
         known: What is known of the text, and is not computed again; None for nothing.
+        most: How many sequences a mode is read on, at least, by its name; all of them of others.
 
     Raises:
         ValueError: If there are no batches.
@@ -135,6 +150,7 @@ def compare_with_softmax(
             found = {
                 name: softmax if isinstance(mode, Teacher) else _read(model, given, mode, known)
                 for name, mode in modes.items()
+                if totals[name].sequences < most.get(name, math.inf)
             }
             tokens = softmax.states.shape[1] - 1
             _compare(softmax, found, given["input_ids"][:, -tokens:], totals)
@@ -162,8 +178,8 @@ def _compare(
                 logits = read.logits(rows[name][span])
                 theirs = _Predictions.of(logits, targets.flatten()[span])
             totals[name].add(theirs, own, targets.flatten()[span])
-    for total in totals.values():
-        total.end(targets.shape)
+    for name in found:
+        totals[name].end(targets.shape)
 
 
 class StreamingSoftmax(Mode):
@@ -330,6 +346,11 @@ class _Totals:
         self.agreed += float((found.likeliest == softmax.likeliest).sum())
         self.tokens += targets.numel()
         self.rows.append((found.of_targets.neg().double(), found.likeliest == targets))
+
+    @property
+    def sequences(self) -> int:
+        """How many there are so far."""
+        return sum(map(len, self.losses))
 
     def end(self, shape: torch.Size) -> None:
         """End a batch, whose targets are ``[b t]``."""

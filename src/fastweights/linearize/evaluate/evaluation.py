@@ -14,7 +14,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.linearize.evaluate.comparison import (
     EQUAL_STATE,
+    LINEAR,
     LINEAR_ONLY,
+    SOFTMAX,
     ModeComparison,
     StreamingSoftmax,
     ablations,
@@ -28,7 +30,7 @@ from fastweights.linearize.evaluate.logits import (
     sequences_at_once,
     unwrap_adapters,
 )
-from fastweights.linearize.evaluate.recall import distances_to, measure_recall, why_not
+from fastweights.linearize.evaluate.recall import choose_distances, measure_recall
 from fastweights.linearize.evaluate.share import share_by_octave, share_of
 from fastweights.training.data.documents import SequentialBatches, Stream
 from fastweights.training.data.tokens import TokenText
@@ -46,6 +48,7 @@ def evaluate_conversion(
     tokenizer: Any,
     validation: Stream,
     trained: int,
+    room: int,
     equal_state: Mapping[int, int],
     follow: Follow = unfollowed,
     known: KnownText | None = None,
@@ -58,6 +61,7 @@ def evaluate_conversion(
         tokenizer: The tokenizer.
         validation: Held-out text.
         trained: Tokens of a sequence in training.
+        room: Tokens that all further modes of the model may read together, and recall as well.
         equal_state: How many tokens' keys and values each layer could keep in place of its state.
         follow: Told of all that is measured.
         known: What is known of the validation text; None for nothing.
@@ -75,11 +79,12 @@ def evaluate_conversion(
     config, text = unwrap_adapters(model).config, validation.text
     batches = comparison_batches(validation, config)
     compared = follow(batches, "comparing with softmax")
-    found = compare_with_softmax(model, compared, modes, teacher, known)
+    further = [name for name in modes if name not in (SOFTMAX, LINEAR)]
+    most = dict.fromkeys(further, sequences_of_further(room, len(further), validation.length))
+    found = compare_with_softmax(model, compared, modes, teacher, known, most)
     share, reach = share_of(found), positions_of(config)
-    distances = distances_to(trained)
-    left_out = {d: why for d in distances if (why := why_not(d, reach, len(text), trained))}
     of_share = {name: mode for name, mode in modes.items() if name != LINEAR_ONLY}
+    distances, left_out = choose_distances(trained, reach, len(text), len(of_share), room)
     recall = [
         measure_recall(
             model,
@@ -87,17 +92,16 @@ def evaluate_conversion(
             distance,
             of_share,
             trained=trained,
-            most=len(text) // len(distances),
+            most=own,
             teacher=teacher,
             follow=follow,
         ).row()
-        for distance in distances
-        if distance not in left_out
+        for distance, own in distances.items()
     ]
     prompts = _prompts(validation.text, reach)
     samples = generate_samples(model, original, tokenizer, prompts, prompts.shape[1], follow)
     judged = {
-        **{name: compared.row() for name, compared in found.items()},
+        **{name: compared.row(found[SOFTMAX]) for name, compared in found.items()},
         "share": share.value,
         "share_details": share.row(),
         **_share_of_equal_state(found),
@@ -110,6 +114,12 @@ def evaluate_conversion(
         "samples": [asdict(sample) for sample in samples],
     }
     return judged, found
+
+
+def sequences_of_further(room: int, modes: int, length: int) -> int:
+    """Return how many sequences modes beside softmax and the model's own read, at most; 2 at least,
+    of which a share has an interval."""
+    return max(2, room // (max(modes, 1) * length))
 
 
 def _share_of_equal_state(found: Mapping[str, ModeComparison]) -> dict[str, Any]:

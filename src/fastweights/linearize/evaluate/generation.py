@@ -20,6 +20,7 @@ from fastweights.linearize.convert.cache import cache_bytes
 from fastweights.linearize.convert.modes import Mode, Student, Teacher
 from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
 from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.language.adapters import merged_modules
 from fastweights.training.loop.report import Follow, unfollowed
 
 CONTENDERS: dict[str, Mode] = {"linear": Student(), "softmax": Teacher()}
@@ -84,7 +85,7 @@ class _Race:
         start = self._now()
         with use_mode(self.model, CONTENDERS[self.name]):
             for _ in range(count):
-                self.token = likeliest(self.decoder.read(self.token))[:, None]
+                self.token = likeliest(_read(self.decoder, self.token))[:, None]
         return self._now() - start
 
     def _now(self) -> float:
@@ -138,9 +139,8 @@ def _run_race(
 
 
 def short_bench(model: Any, length: int, follow: Follow = unfollowed) -> list[GenerationRow]:
-    """Time a few tokens of generation by a conversion and by its softmax, after a few lengths.
-
-    Its adapters are switched off, as they will be merged.
+    """Time a few tokens of generation by a conversion and by its softmax, after a few lengths; its
+    adapters are merged, as they will be.
 
     Args:
         model: The linearized model, with adapters or without.
@@ -154,13 +154,19 @@ def short_bench(model: Any, length: int, follow: Follow = unfollowed) -> list[Ge
     if getattr(inside, "is_quantized", False):
         return []
     prompts = [prompt for prompt in READ if prompt + TIMED[-1] <= length]
-    with without_adapters(model):
+    with merged_modules(model):
         return [
             row
             for prompt in follow(prompts, "timing generation")
             for row in bench_generation(inside, (1,), prompt, TIMED)
             if row.tokens == TIMED[-1]
         ]
+
+
+def _read(decoder: Decoder, ids: Tensor) -> Tensor:
+    """The logits after ``ids [b t]``, of a single token by the model's own step if it has one."""
+    alone = ids.shape[1] == 1 and decoder.refuse_native_step() is None
+    return decoder.read_token(ids[:, 0]) if alone else decoder.read(ids)
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,8 @@ def generate_samples(
     """
     inside = unwrap_adapters(model)
     with evaluation_mode(model):
-        linear = _continuations(inside, prompts, tokens, follow)
+        with merged_modules(model):
+            linear = _continuations(inside, prompts, tokens, follow)
         if original is None:
             with without_adapters(model), use_mode(model, Teacher()):
                 softmax = _continuations(inside, prompts, tokens, follow)

@@ -93,6 +93,43 @@ def why_not(
     return None
 
 
+def choose_distances(
+    trained: int, positions: int | None, tokens: int, modes: int, room: int
+) -> tuple[dict[int, int], dict[int, str]]:
+    """Return how many tokens are read at each distance that is measured, the nearest first, and why
+    others are not.
+
+    Args:
+        trained: Tokens of a sequence in training.
+        positions: Positions that the model has; None for no limit.
+        tokens: Tokens of the text.
+        modes: Modes of the model that read them.
+        room: Tokens that all modes may read together.
+    """
+    distances, left = distances_to(trained), room
+    most = min(tokens, room // modes) // len(distances)
+    chosen, left_out = dict[int, int](), dict[int, str]()
+    for distance in distances:
+        takes = modes * (distance + PASSAGE)
+        if why := why_not(distance, positions, tokens, trained):
+            left_out[distance] = why
+        elif takes > left:
+            left_out[distance] = (
+                f"this takes {takes:,} tokens in {modes} modes, and of {room:,}, as many as are"
+                f" validated or trained on, {left:,} are left"
+            )
+        else:
+            chosen[distance] = most
+            left -= takes * sequences_at(distance, tokens, most)
+    return chosen, left_out
+
+
+def sequences_at(distance: int, tokens: int, most: int) -> int:
+    """Return how many sequences are read at a distance, of a text of so many tokens, if they have
+    no more than `most`, but for the first."""
+    return min(SEQUENCES, max(1, most // (distance + PASSAGE)), 1 + (tokens - distance) // PASSAGE)
+
+
 def measure_recall(
     model: Any,
     text: TokenText,
@@ -132,7 +169,7 @@ def repeated_passages(text: TokenText, distance: int, most: int) -> Tensor:
         most: Tokens of all sequences, at most, but for the first.
     """
     last = len(text) - distance
-    count = min(SEQUENCES, max(1, most // (distance + PASSAGE)), 1 + last // PASSAGE)
+    count = sequences_at(distance, len(text), most)
     starts = np.linspace(0, last, count).astype(int)
     stretches = np.stack([text[start : start + distance] for start in starts])
     return torch.from_numpy(np.concatenate([stretches, stretches[:, :PASSAGE]], 1).astype(np.int64))

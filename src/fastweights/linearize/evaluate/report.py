@@ -190,7 +190,8 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
         " “window of equal state” is the softmax model with nothing but a window and its first"
         " tokens, in as many bytes (StreamingLLM): the yardstick of a conversion."
         " kl is KL(softmax ‖ model) in nats per token, agreement how often both choose the same"
-        " token."
+        " token. Where a row names tokens, it has read no more, and what it loses on these is added"
+        " to softmax's loss on all."
     )
     return section("What it costs", intro, table(named) + figure(picture, "", out))
 

@@ -68,8 +68,8 @@ def share_of(found: Mapping[str, ModeComparison], beside: str = WINDOW_ONLY) -> 
     """Compute the share of a conversion.
 
     Args:
-        found: The comparisons by mode, all on the same tokens, as `compare_with_softmax` returns
-            them for `ablations`.
+        found: The comparisons by mode, as `compare_with_softmax` returns them for `ablations`;
+            those on more sequences than `beside` count on the same ones.
         beside: The mode whose loss is closed, in the place of the window only.
     """
     return _share_between(found, 0, None, beside)
@@ -96,8 +96,9 @@ def _share_between(
 ) -> Share:
     if beside not in found:
         return NO_WINDOW
+    count = len(found[beside].losses)
     softmax, linear, window = (
-        found[name].losses[:, first:after] for name in (SOFTMAX, LINEAR, beside)
+        found[name].losses[:count, first:after] for name in (SOFTMAX, LINEAR, beside)
     )
     name = "the window alone" if beside == WINDOW_ONLY else f"a {beside}"
     return _divide(window - linear, window - softmax, name)

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -195,6 +196,51 @@ def restore_adapters(model: Any, folder: Path) -> None:
 def merge_adapters(model: Any) -> PreTrainedModel:
     """Add the adapters to the model's weights, and return the model without them."""
     return model.merge_and_unload() if has_adapters(model) else model
+
+
+@contextmanager
+def merged_modules(model: nn.Module) -> Iterator[None]:
+    """Put modules of a model's own in the places of peft's, if there are any, for the length of a
+    block: linear layers to which adapters are added, and what was trained beside them. Quantised
+    layers stay peft's."""
+    if not has_adapters(model):
+        yield
+        return
+    places = [
+        (parent._modules, name, child, own)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if (own := _merged(child)) is not child
+    ]
+    for modules, name, _, own in places:
+        modules[name] = own
+    try:
+        yield
+    finally:
+        for modules, name, child, _ in places:
+            modules[name] = child
+
+
+def _merged(module: Any) -> Any:
+    """The module that stands for one of peft's, or `module` itself."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    if isinstance(module, ModulesToSaveWrapper):
+        return module.modules_to_save[module.active_adapters[0]]
+    if not isinstance(module, LoraLayer):
+        return module
+    layer: Any = module
+    base = layer.get_base_layer()
+    adding = [name for name in layer.active_adapters if layer.lora_B[name].weight.any()]
+    if not (isinstance(base, nn.Linear) and base.weight.is_floating_point()):
+        return module
+    own = copy(base)
+    own._parameters = dict(base._parameters)
+    deltas = [layer.get_delta_weight(name) for name in adding]
+    if deltas:
+        own.weight = nn.Parameter(base.weight.detach() + sum(deltas), requires_grad=False)
+    return own
 
 
 def has_adapters(model: Any) -> bool:
