@@ -27,7 +27,7 @@ from fastweights.budget import (
     Placing,
     count_operations,
     device_memory,
-    plan_training,
+    plan_fitting,
 )
 from fastweights.lab.bench.memory import peak_growth
 from fastweights.lab.bench.report import open_report
@@ -207,37 +207,30 @@ def compute_costs() -> Iterator[Row]:
 
 
 def _cost(recipe: Recipe, device: str) -> Row:
-    """The first of whole, recomputed, sharded and both that fits."""
-    for shard, recompute in ((False, False), (False, True), (True, False), (True, True)):
-        if shard and recipe.devices.value == 1:
-            continue
-        placing = Placing(recipe.devices.value, shard, recompute, bf16=True)
-        workload = replace(
-            recipe.workload(placing), device=ACCELERATORS[device], price=PRICES[device]
-        )
-        try:
-            found = _plan(recipe, workload)
-        except NoRoomError:
-            continue
-        record = record_of(found)
-        memory = record["memory"]
-        return {
-            "devices": placing.devices,
-            "shard": shard,
-            "recompute": recompute,
-            "memory": memory["total"] if isinstance(memory, dict) else memory,
-            "sequences": record["sequences"],
-            "accumulate": record["accumulate"],
-            **{name: record[name] for name in FOLLOWING},
-        }
-    return {"devices": recipe.devices.value, "hours": None, "cost": None}
+    placing = Placing(recipe.devices.value, bf16=True)
+    workload = replace(recipe.workload(placing), device=ACCELERATORS[device], price=PRICES[device])
+    try:
+        found = _plan(recipe, workload)
+    except NoRoomError:
+        return {"devices": recipe.devices.value, "hours": None, "cost": None}
+    record = record_of(found)
+    memory, placing = record["memory"], found.workload.placing
+    return {
+        "devices": placing.devices,
+        "shard": placing.shard,
+        "recompute": placing.recompute,
+        "memory": memory["total"] if isinstance(memory, dict) else memory,
+        "sequences": record["sequences"],
+        "accumulate": record["accumulate"],
+        **{name: record[name] for name in FOLLOWING},
+    }
 
 
 def _plan(recipe: Recipe, workload: Any) -> Any:
     if isinstance(recipe, ConversionRecipe):
         return plan_conversion(recipe, workload)
     assert isinstance(recipe, TrainingRecipe)
-    return plan_training(recipe.config(), workload)
+    return plan_fitting(recipe.config(), workload)
 
 
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {

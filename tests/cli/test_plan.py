@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fastweights.budget.footprint import _trace
 from fastweights.cli import main
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
@@ -50,6 +51,15 @@ def test_a_recipe_says_its_numbers_and_its_command(capsys) -> None:
     assert "warmup 2000: ours: the paper is silent" in out
     assert "torchrun --nproc-per-node 8 -m fastweights.cli train --preset=metala-360m" in out
     assert " --recompute" in out.split("train --preset")[1]
+
+
+def test_a_recipe_recomputes_where_it_does_not_fit_otherwise(capsys) -> None:
+    """By few traces: each takes a part of a second."""
+    _trace.cache_clear()
+    out = said(capsys, "plan", "metala-3b")
+    assert "32 × a100, 312 TFLOP/s each: recompute, bf16" in out
+    assert "--recompute" in out.split("train --preset")[1]
+    assert _trace.cache_info().misses <= 5
 
 
 def test_options_change_a_recipe(capsys) -> None:

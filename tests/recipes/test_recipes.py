@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 from transformers import LlamaConfig
@@ -23,6 +26,7 @@ from fastweights.recipes import (
     find_recipe,
     plan_conversion,
 )
+from fastweights.recipes import conversion as conversion_plans
 from fastweights.training.loop.schedules import Cosine
 
 TRAININGS = [r for r in RECIPES.values() if isinstance(r, TrainingRecipe)]
@@ -127,6 +131,23 @@ def test_transfer_is_a_forward_pass_and_adaptation_two_more_of_some() -> None:
     block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
     assert transfer.products == pytest.approx(2 * 3 * block, rel=0.25)
     assert adapt.products == pytest.approx(4 * (3 * block + 64 * 1000), rel=0.15)
+
+
+def test_a_plan_needs_no_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    sizes = replace(SMALL.workload(WHOLE), batch=4)
+    assert plan_conversion(SMALL, sizes).stages[1].trained > 0
+
+
+def test_adapters_of_a_plan_take_what_those_of_peft_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = json.dumps(SMALL.shape.value)
+    measure = partial(conversion_plans._measure, shape, "lolcats", 2, "finetune", 2, 128, None)
+    planned = measure()
+    adapted = SMALL.settings.stages[1].trained
+    monkeypatch.setattr(conversion_plans, "_adapt", lambda model, lora: adapted.prepare(model))
+    conversion_plans._measure.cache_clear()
+    assert measure() == planned
+    conversion_plans._measure.cache_clear()
 
 
 def test_a_conversion_that_does_not_fit_is_refused() -> None:

@@ -4,6 +4,7 @@ through a model of one and of two layers without numbers, from which all layers 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,24 +21,28 @@ from fastweights.budget.footprint import without_numbers
 from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.memory import FLOAT, RESERVE
 from fastweights.kernels.triton.chips import Chip
-from fastweights.linearize.convert.attention import attend_all
+from fastweights.linearize.convert.attention import attend_all, branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.rules import branch_of
+from fastweights.linearize.distill.adapt import projections
 from fastweights.linearize.distill.recipe import (
     LinearizationRecipe,
     StageConfig,
     TransferConfig,
 )
 from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.trained import Adapters
 from fastweights.linearize.distill.transfer import BackwardInForward
 from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.recipes.recipe import ConversionRecipe
 from fastweights.recurrence import Softmax
 from fastweights.render.units import bytes_in_words
+from fastweights.training.language.adapters import LoRA
 from fastweights.training.loop.stage import go_backward
 
 CHUNK = 64
+STAGES = ("transfer", "finetune")
 
 
 @dataclass(frozen=True)
@@ -128,13 +133,10 @@ def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionB
     """
     share = workload.sequences_at_once(1)
     parts = [n for n in range(1, share + 1) if share % n == 0]
-    *first, last = [workload.accumulate] if workload.accumulate else parts
+    tried = [workload.accumulate] if workload.accumulate else parts
     room = (1 - RESERVE) * workload.device.memory
-    for accumulate in first:
-        found = _budget(recipe, workload, accumulate)
-        if found.memory <= room:
-            return found
-    found = _budget(recipe, workload, last)
+    fitting = (n for n in tried if _fits(recipe, workload, n, room))
+    found = _budget(recipe, workload, next(fitting, tried[-1]))
     excess = found.memory - room
     if excess <= 0:
         return found
@@ -150,11 +152,19 @@ def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionB
     )
 
 
+def _fits(recipe: ConversionRecipe, workload: Workload, accumulate: int, room: float) -> bool:
+    """Whether both stages fit; the second takes more as a rule, and is asked first."""
+    sequences = workload.sequences_at_once(accumulate)
+    return all(
+        _stage(name, 0, recipe, workload, sequences).memory <= room for name in reversed(STAGES)
+    )
+
+
 def _budget(recipe: ConversionRecipe, workload: Workload, accumulate: int) -> ConversionBudget:
     sequences = workload.sequences_at_once(accumulate)
     transfer, finetune = (
         _stage(name, steps, recipe, workload, sequences)
-        for name, steps in zip(("transfer", "finetune"), recipe.stage_steps, strict=True)
+        for name, steps in zip(STAGES, recipe.stage_steps, strict=True)
     )
     with torch.device("meta"):
         one, two = (_count(_softmax_model(recipe.shape.value, layers)) for layers in (1, 2))
@@ -209,7 +219,35 @@ def _prepare(
     fields: dict[str, Any], recipe: LinearizationRecipe, layers: int, stage: StageConfig
 ) -> nn.Module:
     with torch.device("meta"):
-        return stage.trained.prepare(linearize(_softmax_model(fields, layers), recipe.analog))
+        model = linearize(_softmax_model(fields, layers), recipe.analog)
+        if isinstance(stage.trained, Adapters):
+            return _adapt(model, stage.trained.lora)
+        return stage.trained.prepare(model)
+
+
+def _adapt(model: Any, lora: LoRA) -> nn.Module:
+    """Put adapters where peft would, which need not be installed for a plan, and keep copies of the
+    branches as it does."""
+    model.requires_grad_(False)
+    model.originals = nn.ModuleList(map(deepcopy, branches(model).values()))
+    for path in projections(model):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, _Adapted(model.get_submodule(path), lora))
+    return model
+
+
+class _Adapted(nn.Module):
+    """A frozen projection and its adapter, in float32: x W + (α / r) x A B."""
+
+    def __init__(self, base: nn.Linear, lora: LoRA) -> None:
+        super().__init__()
+        self.base, self.scale = base, lora.alpha / lora.rank
+        self.A = nn.Linear(base.in_features, lora.rank, bias=False)
+        self.B = nn.Linear(lora.rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        return (y + self.B(self.A(x.to(self.A.weight.dtype))) * self.scale).to(y.dtype)
 
 
 def _go(model: nn.Module, stage: StageConfig, ids: Tensor) -> None:

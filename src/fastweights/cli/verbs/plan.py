@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoConfig
 
-from fastweights.budget import Placing, Workload, find_accelerator, plan_training
+from fastweights.budget import Placing, Workload, find_accelerator, plan_fitting, plan_training
 from fastweights.cli.parsers.training import (
     DEVICE,
     PLANNED_BATCH,
@@ -44,7 +44,8 @@ def plan(chosen: Namespace, console: Console) -> None:
         _refuse_architecture(chosen, recipe)
         found: Any = plan_conversion(recipe, workload)
     else:
-        found = plan_training(_config(chosen, recipe), workload)
+        make_plan = plan_training if recipe is None else plan_fitting
+        found = make_plan(_config(chosen, recipe), workload)
     lines = [*describe(found), *(_about(recipe, found) if recipe else [])]
     for name, words in lines:
         console.print(f"{name:<12}{words}", markup=False, soft_wrap=True)
