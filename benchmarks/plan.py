@@ -34,10 +34,10 @@ from fastweights.lab.bench.report import open_report
 from fastweights.lab.bench.timing import Budget, Times, WallClock, time_in_turn
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.recipes import (
-    RECIPES,
     ConversionRecipe,
     Recipe,
     TrainingRecipe,
+    find_recipe,
     plan_conversion,
     record_of,
 )
@@ -55,6 +55,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of the C library's allocator, by which it gives freed memory back at once."""
 PRICES = {"rtx4090": 0.5, "a100": 1.6, "h100": 2.5, "h200": 3.2, "b200": 5.0}
 """Of an hour, in dollars: assumed, of the order that is asked in 2025 and 2026."""
+COSTED = (
+    *("metala-360m", "metala-1.4b", "metala-3b", "mesanet-140m-15b", "mesanet-140m"),
+    *("mesanet-440m-15b", "mesanet-440m", "mesanet-940m-15b", "mesanet-940m", "lolcats-8b"),
+    *("lolcats-8b-workshop", "lolcats-mistral-7b-t2r"),
+)
+"""The recipes whose costs stand on the page."""
 FOLLOWING = ("total_operations", "hours", "device_hours", "cost")
 
 
@@ -200,8 +206,8 @@ def _operations(case: Case) -> float:
 
 
 def compute_costs() -> Iterator[Row]:
-    """Every recipe on every device, as many as were published or we chose."""
-    for recipe in RECIPES.values():
+    """The papers' own models on every device, as many as were published or we chose."""
+    for recipe in map(find_recipe, COSTED):
         for device in PRICES:
             yield {"recipe": recipe.name, "device": device, **_cost(recipe, device)}
 

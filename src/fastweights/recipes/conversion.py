@@ -31,7 +31,6 @@ from fastweights.linearize.distill.recipe import (
     StageConfig,
     TransferConfig,
 )
-from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.trained import Adapters
 from fastweights.linearize.distill.transfer import BackwardInForward
 from fastweights.linearize.evaluate.logits import next_logits
@@ -42,7 +41,6 @@ from fastweights.training.language.adapters import LoRA
 from fastweights.training.loop.stage import go_backward
 
 CHUNK = 64
-STAGES = ("transfer", "finetune")
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,14 @@ class ConversionBudget:
         parameters: Of the softmax model.
         accumulate: Parts of a device's share of a batch.
         sequences: Sequences that a device computes at once.
-        stages: Attention transfer and adaptation.
+        stages: Attention transfer, if there is one, and adaptation.
     """
 
     workload: Workload
     parameters: int
     accumulate: int
     sequences: int
-    stages: tuple[StageBudget, StageBudget]
+    stages: tuple[StageBudget, ...]
 
     @property
     def memory(self) -> int:
@@ -153,31 +151,31 @@ def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionB
 
 
 def _fits(recipe: ConversionRecipe, workload: Workload, accumulate: int, room: float) -> bool:
-    """Whether both stages fit; the second takes more as a rule, and is asked first."""
+    """Whether all stages fit; the last takes most as a rule, and is asked first."""
     sequences = workload.sequences_at_once(accumulate)
-    return all(
-        _stage(name, 0, recipe, workload, sequences).memory <= room for name in reversed(STAGES)
-    )
+    stages = (_stage(name, 0, recipe, workload, sequences) for name in reversed(recipe.stage_steps))
+    return all(stage.memory <= room for stage in stages)
 
 
 def _budget(recipe: ConversionRecipe, workload: Workload, accumulate: int) -> ConversionBudget:
     sequences = workload.sequences_at_once(accumulate)
-    transfer, finetune = (
+    stages = tuple(
         _stage(name, steps, recipe, workload, sequences)
-        for name, steps in zip(STAGES, recipe.stage_steps, strict=True)
+        for name, steps in recipe.stage_steps.items()
     )
-    with torch.device("meta"):
-        one, two = (_count(_softmax_model(recipe.shape.value, layers)) for layers in (1, 2))
+    one, two = (_count(_softmax_model(recipe.shape.value, n, recipe.dtype)) for n in (1, 2))
     parameters = one + (_layers(recipe) - 1) * (two - one)
-    return ConversionBudget(workload, parameters, accumulate, sequences, (transfer, finetune))
+    return ConversionBudget(workload, parameters, accumulate, sequences, stages)
 
 
 def _stage(
     name: str, steps: int, recipe: ConversionRecipe, workload: Workload, sequences: int
 ) -> StageBudget:
     length, layers = workload.length, _layers(recipe)
-    fields, chip = json.dumps(recipe.shape.value), workload.device.chip
-    one, two = (_measure(fields, recipe.recipe, n, name, sequences, length, chip) for n in (1, 2))
+    one, two = (
+        _measure(_texts(recipe), recipe.settings, n, name, sequences, length, workload.device.chip)
+        for n in (1, 2)
+    )
     found = {key: one[key] + (layers - 1) * (two[key] - one[key]) for key in one}
     return StageBudget(
         name,
@@ -191,22 +189,35 @@ def _stage(
     )
 
 
+def _texts(recipe: ConversionRecipe) -> tuple[str, str]:
+    """The model's fields as JSON and the dtype of its weights, by which measures are remembered."""
+    return json.dumps(recipe.shape.value), recipe.dtype
+
+
 @lru_cache
 def _measure(
-    fields: str, recipe: str, layers: int, name: str, sequences: int, length: int, chip: Chip | None
+    model_of: tuple[str, str],
+    recipe: LinearizationRecipe,
+    layers: int,
+    name: str,
+    sequences: int,
+    length: int,
+    chip: Chip | None,
 ) -> dict[str, int]:
     """Trained parameters, bytes of all, operations of products, and the most bytes beside, of a
     stage in a model of few layers.
     """
-    settings = RECIPES[recipe]
-    (stage,) = (stage for stage in settings.stages if stage.name == name)
-    model = _prepare(json.loads(fields), settings, layers, stage).train()
+    (stage,) = (stage for stage in recipe.stages if stage.name == name)
+    fields, dtype = model_of
+    softmax = _softmax_model(json.loads(fields), layers, dtype)
+    model = _prepare(softmax, recipe, stage).train()
     with without_numbers(chip):
         _take_numbers(model)
         ids = torch.zeros(sequences, length, dtype=torch.long)
         with MemoryLedger() as ledger, FlopCounterMode(display=False) as counter:
             ledger.know(ids, *model.parameters(), *model.buffers())
-            _go(model, stage, ids)
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "float32"):
+                _go(model, stage, ids)
     return {
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -215,11 +226,9 @@ def _measure(
     }
 
 
-def _prepare(
-    fields: dict[str, Any], recipe: LinearizationRecipe, layers: int, stage: StageConfig
-) -> nn.Module:
+def _prepare(softmax: Any, recipe: LinearizationRecipe, stage: StageConfig) -> nn.Module:
     with torch.device("meta"):
-        model = linearize(_softmax_model(fields, layers), recipe.analog)
+        model = linearize(softmax, recipe.analog)
         if isinstance(stage.trained, Adapters):
             return _adapt(model, stage.trained.lora)
         return stage.trained.prepare(model)
@@ -273,8 +282,8 @@ def _attention_operations(name: str, recipe: ConversionRecipe, length: int) -> i
     """Of one layer per token: transfer computes softmax once and its linear counterpart, whose
     backward pass takes as much again twice; adaptation the latter alone.
     """
+    model = _softmax_model(recipe.shape.value, 1, recipe.dtype)
     with torch.device("meta"):
-        model = _softmax_model(recipe.shape.value, 1)
         attention = find_attention_layers(model)[0]
         q, k, v = _streams(attention)
         branch = branch_of(recipe.settings.analog, attention)
@@ -294,9 +303,10 @@ def _streams(attention: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _softmax_model(fields: dict[str, Any], layers: int) -> LlamaForCausalLM:
+def _softmax_model(fields: dict[str, Any], layers: int, dtype: str) -> LlamaForCausalLM:
     config = LlamaConfig(**{**fields, "num_hidden_layers": layers})
-    return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype))
 
 
 def _layers(recipe: ConversionRecipe) -> int:

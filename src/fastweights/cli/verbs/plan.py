@@ -58,8 +58,7 @@ def _require_sense(chosen: Namespace) -> None:
         raise ValueError(f"--mfu {chosen.mfu:g} is more than the whole peak; it is at most 1")
     if chosen.recipe is None and chosen.tokens is None:
         raise ValueError(
-            "nothing says how much is trained; name a recipe (fastweights list --recipes) or"
-            " --tokens"
+            "nothing says how much is trained; name a recipe (fastweights recipes) or --tokens"
         )
 
 
