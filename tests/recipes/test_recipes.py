@@ -5,11 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig
 
-from fastweights.budget import NoRoomError, Placing, count_by_part, find_accelerator
+from fastweights.budget import (
+    NoRoomError,
+    Placing,
+    count_by_part,
+    find_accelerator,
+    plan_fitting,
+)
 from fastweights.cli import build_parser
 from fastweights.cli.verbs.linearize import conversion
 from fastweights.cli.verbs.train import train_config
@@ -31,6 +38,7 @@ from fastweights.training.loop.schedules import Cosine
 TRAININGS = [r for r in RECIPES.values() if isinstance(r, TrainingRecipe)]
 CONVERSIONS = [r for r in RECIPES.values() if isinstance(r, ConversionRecipe)]
 WHOLE = Placing(bf16=True)
+ROOT = Path(__file__).parents[2]
 PAPERS = ("MetaLA", "MesaNet", "DSF", "LoLCATs")
 
 
@@ -161,3 +169,15 @@ def test_a_conversion_that_does_not_fit_is_refused() -> None:
 def test_recipes_are_named() -> None:
     with pytest.raises(ValueError, match=r"did you mean metala-360m\? All"):
         find_recipe("metala-360")
+
+
+@pytest.mark.parametrize("name", ["metala-360m", "mesanet-440m"])
+def test_the_page_of_plans_has_what_the_command_says(name: str) -> None:
+    recipe, costs = find_recipe(name), ROOT / "benchmarks/results/plan/costs.json"
+    assert isinstance(recipe, TrainingRecipe)
+    rows = json.loads(costs.read_text())["costs"]
+    (stored,) = (row for row in rows if (row["recipe"], row["device"]) == (name, "a100"))
+    work = recipe.workload(Placing(recipe.devices.value, bf16=True))
+    found = plan_fitting(recipe.config(), replace(work, device=find_accelerator("a100")))
+    assert found.memory.total == pytest.approx(stored["memory"], rel=0.01)
+    assert found.hours == pytest.approx(stored["hours"], rel=0.01)

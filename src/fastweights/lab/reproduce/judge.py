@@ -1,17 +1,17 @@
 """The verdict of measured numbers on the parts of a claim, and whether they are a test of it at
 all.
 
-A comparison of models tests something if each of them had a learning rate of its own, the
-reference solved the task, and they stand between the task's floor and its ceiling; two that solve a
-task which a control does not are equal. A part *holds*
-if the exact test of its own leaves no more doubt than `SIGNIFICANCE`; it *does not hold* if the
+A comparison of models tests something if each of them had a learning rate of its own and as many
+updates as the others, the reference solved the task, and they stand between the task's floor and
+its ceiling; two that solve a task which a control does not are equal. A part *holds* if the exact
+test of its own leaves no more doubt than `SIGNIFICANCE`; it *does not hold* if the
 contrary is as sure in spite of the number of parts, any of which could have failed by chance
 (Holm's correction).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -64,9 +64,14 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
     """
     compared = [statement.compare(measures) for statement in claim.statements]
     common = list(_flaws_of_experiment(claim, experiment, measures))
+    updates = experiment.updates
     lost = list(_flaws_of_all(experiment.scale, measures))
     flaws = [
-        [*common, *(lost or _flaws_of_part(claim, statement, experiment.scale, measures))]
+        [
+            *common,
+            *_unequal_effort(statement, updates),
+            *(lost or _flaws_of_part(claim, statement, experiment.scale, measures)),
+        ]
         for statement in claim.statements
     ]
     tested = [part for part, flaw in enumerate(flaws) if not flaw]
@@ -123,6 +128,14 @@ def _flaws_of_experiment(claim: Claim, experiment: Experiment, measures: Measure
         comparison = statement.compare(measures)
         if not statement.allows(comparison.first.median - comparison.second.median):
             yield f"the reference failed: {comparison.sentence} is not so"
+
+
+def _unequal_effort(statement: Statement, updates: Mapping[str, int]) -> Iterator[str]:
+    """Whether the methods that a part compares were trained by different numbers of updates."""
+    names = [term.series for term in statement.terms if term.series in updates]
+    spent = {name: updates[name] for name in names}
+    if len(set(spent.values())) > 1:
+        yield "unequal effort: " + ", ".join(f"{name} {n:,} updates" for name, n in spent.items())
 
 
 def _flaws_of_all(scale: Scale | None, measures: Measures) -> Iterator[str]:
