@@ -118,13 +118,25 @@ def _waiting() -> Iterator[str]:
     """Claims without an outcome of their protocol."""
     measured = {name for name, _, _ in _measured()}
     rows = [
-        (f"`{name}`", claim.statement, f"{claim.cpu.minutes:g}", claim.cpu.note)
+        (
+            f"`{name}`",
+            claim.statement,
+            _earlier_verdict(name),
+            f"{claim.cpu.minutes:g}",
+            claim.cpu.note,
+        )
         for name, claim in CLAIMS.items()
         if name not in measured
     ]
-    yield f"**Not measured by their present protocol: {len(rows)}**"
-    columns = ("claim", "statement", "minutes at size cpu", "what this size cannot show")
+    yield f"**Not established, without an outcome of their present protocol: {len(rows)}**"
+    columns = ("claim", "statement", "by an earlier protocol", "minutes at size cpu", "which lacks")
     yield table(columns, rows) if rows else "None."
+
+
+def _earlier_verdict(name: str) -> str:
+    """Of a protocol that was replaced, and how many of the parts held."""
+    outcome = _outcomes().get(f"{name}-cpu")
+    return f"{outcome['verdict']}, {_parts(outcome)}" if outcome else ""
 
 
 def _parts(outcome: Outcome) -> str:

@@ -110,3 +110,18 @@ def test_protocols_that_agree_on_a_claim_are_counted(
     for _, _, row in rows:
         row["verdict"] = swapped.get(row["verdict"], row["verdict"])
     assert reproduce._agreed(claim, ClaimVerdict.HOLDS) == expected
+
+
+@pytest.mark.usefixtures("pages")
+def test_quantities_stand_beside_those_that_a_paper_prints() -> None:
+    """LoLCATs' tables, which have no main quantity."""
+    from pages import reproduce
+
+    measures = [
+        {"series": "exp, transfer", "value": value, "quantity": name, "seed": seed}
+        for seed in (0, 1)
+        for name, value in (("PPL@0", 40.0 + seed), ("PPL@2", 30.0))
+    ]
+    shown = reproduce._numbers(CLAIMS["lolcats-table1"], {"size": "cpu", "measures": measures})
+    assert "| exp, transfer | 40.5 (40–41) | 30 |" in shown
+    assert "| exp, transfer, paper | 10.42 | 3.11 |" in shown

@@ -37,7 +37,7 @@ from fastweights.lab.reproduce.exact_tests import (
     _signed_ranks,
     correct_for_parts,
 )
-from fastweights.lab.reproduce.judge import verdict_of
+from fastweights.lab.reproduce.judge import lack_of_rates, verdict_of
 from fastweights.lab.reproduce.n_grams import DISCOUNT, NGrams
 from fastweights.lab.reproduce.pictures import Bars
 
@@ -233,6 +233,12 @@ def test_one_seed_is_no_test() -> None:
         ClaimVerdict.UNTESTED,
         "1 seeds are too few for a verdict",
     )
+
+
+def test_a_lack_of_rates_is_known_before_anything_runs() -> None:
+    assert lack_of_rates(Given(1)).startswith("one learning rate for every model")
+    assert lack_of_rates(Given(2)).startswith("2 rates")
+    assert (lack_of_rates(Given(3)), lack_of_rates(Given())) == ("", "")
 
 
 def test_unequal_effort_is_no_test() -> None:

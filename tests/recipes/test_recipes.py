@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import fields, replace
 from functools import partial
@@ -175,7 +176,7 @@ def test_recipes_are_named() -> None:
 def test_the_page_of_plans_has_what_the_command_says(name: str) -> None:
     recipe, costs = find_recipe(name), ROOT / "benchmarks/results/plan/costs.json"
     assert isinstance(recipe, TrainingRecipe)
-    rows = json.loads(costs.read_text())["costs"]
+    rows = json.loads(costs.read_text())["rows"]
     (stored,) = (row for row in rows if (row["recipe"], row["device"]) == (name, "a100"))
     work = recipe.workload(Placing(recipe.devices.value, bf16=True))
     found = plan_fitting(recipe.config(), replace(work, device=find_accelerator("a100")))

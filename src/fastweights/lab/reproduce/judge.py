@@ -82,6 +82,14 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
     )
 
 
+def lack_of_rates(experiment: Experiment) -> str:
+    """Why no verdict can come of an experiment whatever it measures; "" if one can."""
+    if experiment.rates is None or experiment.rates >= FEWEST_RATES:
+        return ""
+    found = "one learning rate" if experiment.rates == 1 else f"{experiment.rates} rates"
+    return f"{found} for every model, where {FEWEST_RATES} to choose from are asked"
+
+
 def verdict_of(checks: Sequence[Check]) -> ClaimVerdict:
     """Return the verdict on a claim: it fails if any part does, and holds if all of them do."""
     parts = {check.verdict for check in checks}
@@ -121,9 +129,7 @@ def _doubts_against(
 
 def _flaws_of_experiment(claim: Claim, experiment: Experiment, measures: Measures) -> Iterator[str]:
     """Why nothing is tested."""
-    if experiment.rates is not None and experiment.rates < FEWEST_RATES:
-        found = "one learning rate" if experiment.rates == 1 else f"{experiment.rates} rates"
-        yield f"{found} for every model, where {FEWEST_RATES} to choose from are asked"
+    yield from filter(None, [lack_of_rates(experiment)])
     for statement in claim.reference:
         comparison = statement.compare(measures)
         if not statement.allows(comparison.first.median - comparison.second.median):
