@@ -125,3 +125,11 @@ def test_quantities_stand_beside_those_that_a_paper_prints() -> None:
     shown = reproduce._numbers(CLAIMS["lolcats-table1"], {"size": "cpu", "measures": measures})
     assert "| exp, transfer | 40.5 (40–41) | 30 |" in shown
     assert "| exp, transfer, paper | 10.42 | 3.11 |" in shown
+
+
+def test_the_claim_on_table_2_names_who_else_meets_all_conditions() -> None:
+    lines = (ROOT / "docs/tables.md").read_text("utf-8").splitlines()
+    (row,) = (line for line in lines if "metala" in line and line.count("✓") == 4)
+    others = {name.strip() for name in row.split("|")[1].split(",")} - {"metala"}
+    assert others
+    assert all(name in CLAIMS["metala-table2"].remark.lower() for name in others)

@@ -11,7 +11,7 @@ A4 = "MetaLA, appendix A4, Language Modeling"
 SILENT = "ours: the paper is silent"
 
 
-class _Setting(NamedTuple):
+class _PublishedRun(NamedTuple):
     """What the paper says once for a group of models."""
 
     batch: Stated[int]
@@ -20,14 +20,14 @@ class _Setting(NamedTuple):
     hardware: Stated[str]
 
 
-SMALL = _Setting(
+SMALL = _PublishedRun(
     Stated(256, f"{A4}: 0.5M tokens"), Stated(3e-4, A4), Stated(16, A4), Stated("16 A100", A4)
 )
-LARGE = _Setting(
+LARGE = _PublishedRun(
     Stated(1024, f"{A4}: 2M tokens"), Stated(2e-4, A4), Stated(32, A4), Stated("32 A100", A4)
 )
 AS_LARGE = f"{SILENT}; as for 1.4B"
-SCALED = _Setting(
+SCALED = _PublishedRun(
     Stated(1024, AS_LARGE), Stated(2e-4, AS_LARGE), Stated(32, AS_LARGE), Stated("not said", SILENT)
 )
 
@@ -48,7 +48,7 @@ BASELINE = ("the baseline has MetaLA's blocks around its own layer, where the pa
 
 
 def _recipe(
-    name: str, preset: str, billions: float, tokens: int, setting: _Setting, place: str,
+    name: str, preset: str, billions: float, tokens: int, setting: _PublishedRun, place: str,
     length: int = 2048, gaps: tuple[str, ...] = (),
 ) -> TrainingRecipe:  # fmt: skip
     said_tokens = f"{SILENT}; as in Table A9" if length > 2048 else place
