@@ -49,6 +49,9 @@ def test_a_folder_and_a_preset(capsys, tmp_path) -> None:
 def test_a_recipe_says_its_numbers_and_its_command(capsys) -> None:
     out = said(capsys, "plan", "metala-360m", "--devices=8", "--recompute")
     assert "warmup 2000: ours: the paper is silent" in out
+    assert "MetaLA, Table 4: MetaLA 0.36B, 15B; MetaLA, Table 5: MetaLA 0.36B, 15B" in out
+    assert "tokens 15,000,000,000: MetaLA, Table 5" in out
+    assert "but         eq. A31's convolution has no activation" in out
     assert "torchrun --nproc-per-node 8 -m fastweights.cli train --preset=metala-360m" in out
     assert " --recompute" in out.split("train --preset")[1]
 

@@ -6,6 +6,9 @@ from collections import Counter
 
 import pytest
 
+from fastweights.analysis.tables import TABLES
+from fastweights.cli import build_parser
+from fastweights.lab.reproduce import CLAIMS
 from fastweights.recipes import RECIPES, ROWS, ConversionRecipe, TrainingRecipe
 
 MESANET_7 = """
@@ -163,3 +166,14 @@ def test_equation_6_has_a_matrix_of_d_by_d_per_head() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**{**recipe.shape.value, "num_hidden_layers": 1}))
     assert plan(model, recipe.settings).branch == (32 + 8) * 128**2 + 32
+
+
+def test_every_other_command_is_one() -> None:
+    commands = {row.otherwise for row in ROWS if row.starts and not row.recipe}
+    for command in commands:
+        _, *words = command.partition(" (")[0].split()
+        assert build_parser().parse_args(words).run is not None, command
+        if words[0] == "reproduce":
+            assert words[1] in CLAIMS
+        if words[0] == "table":
+            assert words[1] in TABLES

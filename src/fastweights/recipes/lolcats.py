@@ -126,10 +126,10 @@ EVALUATED = {
         ("StripedHyena", "RWKV-v5 (EagleX)", "Mamba-7B"),
         "a published checkpoint, in a format that fastweights import does not read",
     ),
-    "RWKV-v6 (Finch)": "fastweights import RWKV/v6-Finch-7B-HF FOLDER",
-    "Llama 2 7B": "fastweights eval harness meta-llama/Llama-2-7b-hf --data FOLDER",
-    "Mistral 7B": "fastweights eval harness mistralai/Mistral-7B-v0.1 --data FOLDER",
-    "Llama 3 8B": "fastweights eval harness meta-llama/Meta-Llama-3-8B --data FOLDER",
+    "RWKV-v6 (Finch)": "fastweights import RWKV/v6-Finch-7B-HF --out FOLDER",
+    "Llama 2 7B": "fastweights eval tasks meta-llama/Llama-2-7b-hf --data FOLDER",
+    "Mistral 7B": "fastweights eval tasks mistralai/Mistral-7B-v0.1 --data FOLDER",
+    "Llama 3 8B": "fastweights eval tasks meta-llama/Meta-Llama-3-8B --data FOLDER",
 }
 ROWS: tuple[TableRow, ...] = rows_of(
     RECIPES,

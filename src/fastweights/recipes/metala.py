@@ -122,11 +122,11 @@ IMAGES = (
 )
 COSFORMER2 = "cosFormer2 is no layer of this library"
 LARGE_ROWS = {
-    "Pythia 1.4B, 300B": "fastweights eval harness EleutherAI/pythia-1.4b --data FOLDER",
+    "Pythia 1.4B, 300B": "fastweights eval tasks EleutherAI/pythia-1.4b --data FOLDER",
     "HGRN 1B, 100B": "a published checkpoint, in a format that fastweights import does not read",
     "Mamba 1.4B, 100B": "metala-1.4b-mamba",
-    "RetNet 1.3B, 100B": "fastweights import fla-hub/retnet-1.3B-100B FOLDER",
-    "GLA 1.3B, 100B": "fastweights import fla-hub/gla-1.3B-100B FOLDER",
+    "RetNet 1.3B, 100B": "fastweights import fla-hub/retnet-1.3B-100B --out FOLDER",
+    "GLA 1.3B, 100B": "fastweights import fla-hub/gla-1.3B-100B --out FOLDER",
     "MetaLA a 1.3B, 100B": "metala-1.3b",
     "MetaLA b 1.4B, 300B": "metala-1.4b",
 }

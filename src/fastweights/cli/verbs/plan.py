@@ -21,6 +21,7 @@ from fastweights.cli.parsers.training import (
 from fastweights.cli.plans import Lines, describe
 from fastweights.models import FastWeightsConfig, find_preset
 from fastweights.recipes import (
+    ROWS,
     ConversionRecipe,
     Recipe,
     Stated,
@@ -119,11 +120,13 @@ def _workload(chosen: Namespace, recipe: Recipe | None) -> Workload:
 
 def _about(recipe: Recipe, found: Any) -> Lines:
     """Where the numbers are from, and how to start it."""
+    yield "rows", "; ".join(f"{r.table}: {r.row}" for r in ROWS if r.recipe == recipe.name)
     yield "published", f"{recipe.hardware.value}; hours: {recipe.hours.value}"
     for field in fields(recipe):
         stated = getattr(recipe, field.name)
         if isinstance(stated, Stated) and field.name not in ("hardware", "hours", "shape"):
-            yield "", f"{field.name.replace('_', ' ')} {stated.value}: {stated.place}"
+            value = f"{stated.value:,.12g}" if isinstance(stated.value, float) else stated.value
+            yield "", f"{field.name.replace('_', ' ')} {value}: {stated.place}"
     placing = found.workload.placing
     verb, *words = command_of(recipe, placing, found.accumulate)
     words += [f"--{name}" for name in ("shard", "recompute") if getattr(placing, name)]
