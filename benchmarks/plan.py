@@ -27,17 +27,17 @@ from fastweights.budget import (
     Placing,
     count_operations,
     device_memory,
-    plan_training,
+    plan_fitting,
 )
 from fastweights.lab.bench.memory import peak_growth
 from fastweights.lab.bench.report import open_report
 from fastweights.lab.bench.timing import Budget, Times, WallClock, time_in_turn
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.recipes import (
-    RECIPES,
     ConversionRecipe,
     Recipe,
     TrainingRecipe,
+    find_recipe,
     plan_conversion,
     record_of,
 )
@@ -55,6 +55,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of the C library's allocator, by which it gives freed memory back at once."""
 PRICES = {"rtx4090": 0.5, "a100": 1.6, "h100": 2.5, "h200": 3.2, "b200": 5.0}
 """Of an hour, in dollars: assumed, of the order that is asked in 2025 and 2026."""
+COSTED = (
+    *("metala-360m", "metala-1.4b", "metala-3b", "mesanet-140m-15b", "mesanet-140m"),
+    *("mesanet-440m-15b", "mesanet-440m", "mesanet-940m-15b", "mesanet-940m", "lolcats-8b"),
+    *("lolcats-8b-workshop", "lolcats-mistral-7b-t2r"),
+)
+"""The recipes whose costs stand on the page."""
 FOLLOWING = ("total_operations", "hours", "device_hours", "cost")
 
 
@@ -200,44 +206,37 @@ def _operations(case: Case) -> float:
 
 
 def compute_costs() -> Iterator[Row]:
-    """Every recipe on every device, as many as were published or we chose."""
-    for recipe in RECIPES.values():
+    """The papers' own models on every device, as many as were published or we chose."""
+    for recipe in map(find_recipe, COSTED):
         for device in PRICES:
             yield {"recipe": recipe.name, "device": device, **_cost(recipe, device)}
 
 
 def _cost(recipe: Recipe, device: str) -> Row:
-    """The first of whole, recomputed, sharded and both that fits."""
-    for shard, recompute in ((False, False), (False, True), (True, False), (True, True)):
-        if shard and recipe.devices.value == 1:
-            continue
-        placing = Placing(recipe.devices.value, shard, recompute, bf16=True)
-        workload = replace(
-            recipe.workload(placing), device=ACCELERATORS[device], price=PRICES[device]
-        )
-        try:
-            found = _plan(recipe, workload)
-        except NoRoomError:
-            continue
-        record = record_of(found)
-        memory = record["memory"]
-        return {
-            "devices": placing.devices,
-            "shard": shard,
-            "recompute": recompute,
-            "memory": memory["total"] if isinstance(memory, dict) else memory,
-            "sequences": record["sequences"],
-            "accumulate": record["accumulate"],
-            **{name: record[name] for name in FOLLOWING},
-        }
-    return {"devices": recipe.devices.value, "hours": None, "cost": None}
+    placing = Placing(recipe.devices.value, bf16=True)
+    workload = replace(recipe.workload(placing), device=ACCELERATORS[device], price=PRICES[device])
+    try:
+        found = _plan(recipe, workload)
+    except NoRoomError:
+        return {"devices": recipe.devices.value, "hours": None, "cost": None}
+    record = record_of(found)
+    memory, placing = record["memory"], found.workload.placing
+    return {
+        "devices": placing.devices,
+        "shard": placing.shard,
+        "recompute": placing.recompute,
+        "memory": memory["total"] if isinstance(memory, dict) else memory,
+        "sequences": record["sequences"],
+        "accumulate": record["accumulate"],
+        **{name: record[name] for name in FOLLOWING},
+    }
 
 
 def _plan(recipe: Recipe, workload: Any) -> Any:
     if isinstance(recipe, ConversionRecipe):
         return plan_conversion(recipe, workload)
     assert isinstance(recipe, TrainingRecipe)
-    return plan_training(recipe.config(), workload)
+    return plan_fitting(recipe.config(), workload)
 
 
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {

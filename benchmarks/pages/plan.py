@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from fastweights.budget import ACCELERATORS
-from fastweights.recipes import RECIPES
+from fastweights.recipes import ROWS, TableRow
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
 from pages.page import Page, Row, Stretches, results, rows_of
@@ -18,16 +18,18 @@ def _rows(part: str) -> list[Row]:
 
 
 def recipes() -> str:
-    found: dict[tuple[str, ...], list[str]] = {}
-    for name, one in RECIPES.items():
-        cells = (
-            f"{one.paper}; {one.data.value}",
-            f"{one.batch.value:,} × {one.length.value:,}",
-            f"{one.hardware.value}; {one.hours.value}",
-        )
-        found.setdefault(cells, []).append(f"`{name}` ({one.tokens.value / 1e9:g}B)")
-    columns = ("recipe (tokens)", "model and data", "batch × length", "published hardware, hours")
-    return table(columns, ((", ".join(names), *cells) for cells, names in found.items()))
+    columns = ("table", "rows", "by a recipe", "by another command", "by none: why")
+    tables = groupby(ROWS, lambda row: row.table)
+    return table(columns, (_counted(name, list(rows)) for name, rows in tables))
+
+
+def _counted(name: str, rows: list[TableRow]) -> tuple[str, ...]:
+    by_recipe = sum(bool(row.recipe) for row in rows)
+    others = sum(row.starts for row in rows) - by_recipe
+    reasons = dict.fromkeys(row.otherwise for row in rows if not row.starts)
+    left = len(rows) - by_recipe - others
+    why = f"{left}: {'; '.join(reasons)}" if left else ""
+    return name, f"{len(rows)}", f"{by_recipe or ''}", f"{others or ''}", why
 
 
 def costs() -> str:

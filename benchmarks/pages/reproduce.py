@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
-from fastweights.lab.reproduce import CLAIMS, Claim, ClaimVerdict, Scale
+from fastweights.lab.reproduce import CLAIMS, Claim, ClaimSize, ClaimVerdict, Scale
 from fastweights.lab.reproduce.claim import FLOOR
 from fastweights.lab.reproduce.computed import Computed
 from fastweights.lab.reproduce.measures import At, Measure, Measures
@@ -40,30 +40,42 @@ GROUPS = {
     "Theorems and identities, executed": lambda claim, outcome: isinstance(
         claim.sizes[outcome["size"]].experiment, Theorem | Computed
     ),
-    "Reproduced": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.HOLDS.value,
-    "Contradicted by two protocols": lambda claim, outcome: _protocols_that_fail(claim) > 1,
-    "Left open, with one protocol against it": lambda claim, outcome: (
-        outcome["verdict"] == ClaimVerdict.FAILS.value
+    "Reproduced by two protocols": lambda claim, outcome: _agreed(claim, ClaimVerdict.HOLDS) > 1,
+    "Contradicted by two protocols": lambda claim, outcome: _agreed(claim, ClaimVerdict.FAILS) > 1,
+    "Not established, with one protocol for it": lambda claim, outcome: (
+        _verdict(claim, outcome) is ClaimVerdict.HOLDS
+    ),
+    "Not established, with one protocol against it": lambda claim, outcome: (
+        _verdict(claim, outcome) is ClaimVerdict.FAILS
     ),
     "Left open by the spread of seeds or timings": lambda claim, outcome: (
-        outcome["verdict"] == ClaimVerdict.OPEN.value
+        _verdict(claim, outcome) is ClaimVerdict.OPEN
     ),
-    "Not tested": lambda claim, outcome: outcome["verdict"] == ClaimVerdict.UNTESTED.value,
+    "Not tested at this size": lambda claim, outcome: True,
 }
 """Which claims stand together: each in the first group that takes it."""
 
 
-def _protocols_that_fail(claim: Claim) -> int:
-    """The protocols of the same statement that contradict it, if no other says anything else.
-    Claims that share one at some size have one there.
+def _verdict(claim: Claim, outcome: Outcome) -> ClaimVerdict:
+    """The verdict of what was measured, by the rules of today: a size that says little of the
+    paper's experiment tests nothing."""
+    if claim.sizes[outcome["size"]].little:
+        return ClaimVerdict.UNTESTED
+    return ClaimVerdict(outcome["verdict"])
+
+
+def _agreed(claim: Claim, verdict: ClaimVerdict) -> int:
+    """The protocols of the same statement that come to this verdict, if none comes to another.
+    Claims that share one at some size have one there; what tests nothing is none.
     """
-    fails = {
-        outcome.get("experiment") or name: outcome["verdict"] == ClaimVerdict.FAILS.value
+    found = {
+        outcome.get("experiment") or name: _verdict(other, outcome)
         for name, other, outcome in _measured()
         if (other.paper, other.place, other.statement)
         == (claim.paper, claim.place, claim.statement)
     }
-    return len(fails) if all(fails.values()) else 0
+    tested = [one for one in found.values() if one is not ClaimVerdict.UNTESTED]
+    return len(tested) if all(one is verdict for one in tested) else 0
 
 
 def verdicts() -> str:
@@ -106,13 +118,25 @@ def _waiting() -> Iterator[str]:
     """Claims without an outcome of their protocol."""
     measured = {name for name, _, _ in _measured()}
     rows = [
-        (f"`{name}`", claim.statement, f"{claim.cpu.minutes:g}", claim.cpu.note)
+        (
+            f"`{name}`",
+            claim.statement,
+            _earlier_verdict(name),
+            f"{claim.cpu.minutes:g}",
+            claim.cpu.note,
+        )
         for name, claim in CLAIMS.items()
         if name not in measured
     ]
-    yield f"**Not measured by their present protocol: {len(rows)}**"
-    columns = ("claim", "statement", "minutes at size cpu", "what this size cannot show")
+    yield f"**Not established, without an outcome of their present protocol: {len(rows)}**"
+    columns = ("claim", "statement", "by an earlier protocol", "minutes at size cpu", "which lacks")
     yield table(columns, rows) if rows else "None."
+
+
+def _earlier_verdict(name: str) -> str:
+    """Of a protocol that was replaced, and how many of the parts held."""
+    outcome = _outcomes().get(f"{name}-cpu")
+    return f"{outcome['verdict']}, {_parts(outcome)}" if outcome else ""
 
 
 def _parts(outcome: Outcome) -> str:
@@ -128,12 +152,26 @@ def sections() -> str:
 def _section(name: str, claim: Claim, outcome: Outcome) -> Iterator[str]:
     size = claim.sizes[outcome["size"]]
     yield f"## {name}"
-    spent = f"{outcome['minutes']:.1f} minutes."
-    yield " ".join(filter(None, (f"{claim.paper}, {claim.place}.", claim.remark, size.note, spent)))
+    said = (f"{claim.paper}, {claim.place}.", claim.remark, size.note, _little(size))
+    spent = f"{_updates(size)}{outcome['minutes']:.1f} minutes."
+    yield " ".join(filter(None, (*said, spent)))
     yield "\n".join(_checks(outcome["checks"]))
     if numbers := _numbers(claim, outcome):
         yield numbers
     yield f"![{name}](measured/{_picture(name, outcome)})"
+
+
+def _little(size: ClaimSize) -> str:
+    return f"**Not tested at this size: {size.little}.**" if size.little else ""
+
+
+def _updates(size: ClaimSize) -> str:
+    """The updates that every method got."""
+    found = size.experiment.updates
+    counts = {count: [name for name in found if found[name] == count] for count in found.values()}
+    if len(counts) == 1:
+        return f"{next(iter(counts)):,} updates for each method. "
+    return "".join(f"{count:,} updates: {', '.join(names)}. " for count, names in counts.items())
 
 
 def _checks(checks: list[Outcome]) -> Iterator[str]:
@@ -179,6 +217,8 @@ def _number(x: float | None) -> str:
 def _numbers(claim: Claim, outcome: Outcome) -> str:
     """What was measured, with its floors, and the paper's numbers where they are others."""
     measures = Measures(Measure(**row) for row in outcome["measures"])
+    if not measures.of("").series:
+        return _by_quantity(claim, measures)
     main, scale = measures.of(""), claim.sizes[outcome["size"]].experiment.scale
     places = {_place(x): x for x in main.places()}
     printed = (x for row in claim.figures.values() for x in row if x.startswith("paper"))
@@ -191,6 +231,18 @@ def _numbers(claim: Claim, outcome: Outcome) -> str:
     ]
     rows = [row for row in rows if any(row[1:])]
     return table((claim.unit, *columns), rows) if rows else ""
+
+
+def _by_quantity(claim: Claim, measures: Measures) -> str:
+    """What was measured, with a column for each quantity that the paper prints, beside its
+    numbers."""
+    printed = {name for row in claim.figures.values() for name in row}
+    columns = [name for name in measures.quantities if name in printed]
+    rows = []
+    for series in measures.series:
+        ours = [_reached(measures.of(name), series, None) for name in columns]
+        rows += _beside(series, ours, _printed(claim.figures.get(series, {}), columns))
+    return table((claim.unit, *columns), rows) if columns else ""
 
 
 def _beside(series: str, ours: list[str], theirs: list[str]) -> Iterator[list[str]]:

@@ -200,6 +200,53 @@ class Relu(LearnedFeatures):
     activate = staticmethod(F.relu)
 
 
+class SkipFeatures(LearnedFeatures):
+    """Learnt features φ(x) = f(x W + x): ``x [b t h w]`` → ``[b t h w]``, in float32 or wider.
+
+    There is a W ``[w w]`` per head, initially zero (LoLCATs, workshop, eq. 6). The functions f of
+    the classes below are their own: kernels take torch's for (f(x W), f(-x W)).
+    """
+
+    def __init__(self, heads: int, width: int, features: int) -> None:
+        if 2 * features != width:
+            raise ValueError(
+                f"feature_dim = {features} of a head with {width} channels: f(x W + x) has as many"
+                f" features as channels; take feature_dim = None, or {width / 2:g}"
+            )
+        super().__init__(heads, width, width)
+        self.size = width
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activate(_products(x, self.W, self.heads) + x)
+
+
+class SkipExponential(SkipFeatures):
+    """The feature map with f = exp."""
+
+    @staticmethod
+    def activate(x: Tensor, /) -> Tensor:
+        return x.exp()
+
+
+class SkipElu(SkipFeatures):
+    """The feature map with f = 1 + ELU."""
+
+    @staticmethod
+    def activate(x: Tensor, /) -> Tensor:
+        return elu_plus_one(x)
+
+
+class SkipRelu(SkipFeatures):
+    """The feature map with f = ReLU."""
+
+    @staticmethod
+    def activate(x: Tensor, /) -> Tensor:
+        return x.relu()
+
+
 class Landmarks(ScaledMap):
     """Features that are a softmax over landmarks: φ(x) = softmax(x W + b), ``x [b t h w]`` → ``[b t
     h n]``, in float32 or wider.

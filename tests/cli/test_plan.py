@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fastweights.budget.footprint import _trace
 from fastweights.cli import main
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
@@ -48,8 +49,20 @@ def test_a_folder_and_a_preset(capsys, tmp_path) -> None:
 def test_a_recipe_says_its_numbers_and_its_command(capsys) -> None:
     out = said(capsys, "plan", "metala-360m", "--devices=8", "--recompute")
     assert "warmup 2000: ours: the paper is silent" in out
+    assert "MetaLA, Table 4: MetaLA 0.36B, 15B; MetaLA, Table 5: MetaLA 0.36B, 15B" in out
+    assert "tokens 15,000,000,000: MetaLA, Table 5" in out
+    assert "but         eq. A31's convolution has no activation" in out
     assert "torchrun --nproc-per-node 8 -m fastweights.cli train --preset=metala-360m" in out
     assert " --recompute" in out.split("train --preset")[1]
+
+
+def test_a_recipe_recomputes_where_it_does_not_fit_otherwise(capsys) -> None:
+    """By few traces: each takes a part of a second."""
+    _trace.cache_clear()
+    out = said(capsys, "plan", "metala-3b")
+    assert "32 × a100, 312 TFLOP/s each: recompute, bf16" in out
+    assert "--recompute" in out.split("train --preset")[1]
+    assert _trace.cache_info().misses <= 5
 
 
 def test_options_change_a_recipe(capsys) -> None:
@@ -74,7 +87,11 @@ def test_what_makes_no_sense_is_refused(capsys, words: list[str], error: str) ->
 
 
 def test_recipes_are_listed(capsys) -> None:
-    out = said(capsys, "list", "--recipes", "mesanet-140m")
-    assert "mesanet-140m-15b" in out
-    assert "metala" not in out
-    assert "no recipe begins with zz" in refused(capsys, "list", "--recipes", "zz")
+    out = said(capsys, "recipes", "mesanet-140m", "metala, table 6")
+    assert "mesanet-140m-gla-15b" in out
+    assert "1  the warm-up begins at 1e-6" in out
+    assert "appendix A4's" in out
+    assert "18 of 28 rows start by one command, 18 of them by a recipe" in out
+    assert "LoLCATs" not in out
+    assert "no recipe, and no table of a paper, begins with zz" in refused(capsys, "recipes", "zz")
+    assert said(capsys, "list", "--recipes", "dsf-") == said(capsys, "recipes", "dsf-")

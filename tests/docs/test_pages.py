@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastweights.lab.reproduce import CLAIMS
+from fastweights.lab.reproduce import CLAIMS, ClaimVerdict
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
@@ -77,28 +77,59 @@ def test_a_page_without_the_place_is_refused(pages: dict[str, Any]) -> None:
         pages["linearize-measured"].render("# Another page\n")
 
 
-FAILS, OPEN = "does not hold", "does not show"
+HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "does not show", "not tested"
 PROTOCOLS = [
     pytest.param([("a", FAILS), ("b", FAILS)], 2, id="both fail"),
     pytest.param([("a", FAILS), ("a", FAILS)], 1, id="one, shared by two claims"),
     pytest.param([(None, FAILS), (None, FAILS)], 2, id="unnamed ones differ"),
     pytest.param([("a", FAILS), ("b", OPEN)], 0, id="another is open"),
+    pytest.param([("a", FAILS), ("b", UNTESTED)], 1, id="another tests nothing"),
+    pytest.param([("a", FAILS), ("b", HOLDS)], 0, id="another holds"),
 ]
 
 
 @pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize(("outcomes", "expected"), PROTOCOLS)
-def test_protocols_that_contradict_a_claim_are_counted(
+def test_protocols_that_agree_on_a_claim_are_counted(
     monkeypatch: pytest.MonkeyPatch, outcomes: list[tuple[str | None, str]], expected: int
 ) -> None:
-    """Claims of the same statement count once where they share a protocol."""
+    """Claims of the same statement count once where they share a protocol; two protocols reproduce
+    a claim, as two contradict it."""
     from pages import reproduce
 
-    claim, other = CLAIMS["metala-tablea6"], CLAIMS["metala-table7"]
-    rows = [
-        (f"claim {number}", claim, {"experiment": experiment, "verdict": verdict})
-        for number, (experiment, verdict) in enumerate(outcomes)
-    ]
-    elsewhere = ("other", other, {"experiment": "c", "verdict": FAILS})
+    claim, other = CLAIMS["dsf-fig1"], CLAIMS["dsf-fig3"]
+
+    def outcome(experiment: str | None, verdict: str) -> dict[str, Any]:
+        return {"experiment": experiment, "verdict": verdict, "size": "cpu"}
+
+    rows = [(f"claim {n}", claim, outcome(*one)) for n, one in enumerate(outcomes)]
+    elsewhere = ("other", other, outcome("c", FAILS))
     monkeypatch.setattr(reproduce, "_measured", lambda: iter([*rows, elsewhere]))
-    assert reproduce._protocols_that_fail(claim) == expected
+    assert reproduce._agreed(claim, ClaimVerdict.FAILS) == expected
+    swapped = {HOLDS: FAILS, FAILS: HOLDS}
+    for _, _, row in rows:
+        row["verdict"] = swapped.get(row["verdict"], row["verdict"])
+    assert reproduce._agreed(claim, ClaimVerdict.HOLDS) == expected
+
+
+@pytest.mark.usefixtures("pages")
+def test_quantities_stand_beside_those_that_a_paper_prints() -> None:
+    """LoLCATs' tables, which have no main quantity."""
+    from pages import reproduce
+
+    measures = [
+        {"series": "exp, transfer", "value": value, "quantity": name, "seed": seed}
+        for seed in (0, 1)
+        for name, value in (("PPL@0", 40.0 + seed), ("PPL@2", 30.0))
+    ]
+    shown = reproduce._numbers(CLAIMS["lolcats-table1"], {"size": "cpu", "measures": measures})
+    assert "| exp, transfer | 40.5 (40–41) | 30 |" in shown
+    assert "| exp, transfer, paper | 10.42 | 3.11 |" in shown
+
+
+def test_the_claim_on_table_2_names_who_else_meets_all_conditions() -> None:
+    lines = (ROOT / "docs/tables.md").read_text("utf-8").splitlines()
+    (row,) = (line for line in lines if "metala" in line and line.count("✓") == 4)
+    others = {name.strip() for name in row.split("|")[1].split(",")} - {"metala"}
+    assert others
+    assert all(name in CLAIMS["metala-table2"].remark.lower() for name in others)

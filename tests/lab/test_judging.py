@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fastweights.lab.reproduce import (
+    CLAIMS,
     Above,
     Claim,
     ClaimSize,
@@ -20,6 +21,7 @@ from fastweights.lab.reproduce import (
     Measure,
     Measures,
     Near,
+    Outcome,
     Sample,
     Scale,
     Statement,
@@ -35,7 +37,7 @@ from fastweights.lab.reproduce.exact_tests import (
     _signed_ranks,
     correct_for_parts,
 )
-from fastweights.lab.reproduce.judge import verdict_of
+from fastweights.lab.reproduce.judge import lack_of_rates, verdict_of
 from fastweights.lab.reproduce.n_grams import DISCOUNT, NGrams
 from fastweights.lab.reproduce.pictures import Bars
 
@@ -118,8 +120,13 @@ def test_doubts_of_parts_are_holms() -> None:
 class Given(Experiment):
     """Numbers as they are, of models with `rates` to choose from."""
 
-    def __init__(self, rates: int | None = None, scale: Scale | None = None) -> None:
-        self._rates, self._scale = rates, scale
+    def __init__(
+        self,
+        rates: int | None = None,
+        scale: Scale | None = None,
+        updates: Mapping[str, int] | None = None,
+    ) -> None:
+        self._rates, self._scale, self._updates = rates, scale, updates or {}
 
     def trials(self) -> list[Trial]:
         return []
@@ -131,6 +138,10 @@ class Given(Experiment):
     @property
     def scale(self) -> Scale | None:
         return self._scale
+
+    @property
+    def updates(self) -> Mapping[str, int]:
+        return self._updates
 
 
 def _claim(statements: Iterable[Statement], *reference: Statement) -> Claim:
@@ -222,6 +233,37 @@ def test_one_seed_is_no_test() -> None:
         ClaimVerdict.UNTESTED,
         "1 seeds are too few for a verdict",
     )
+
+
+def test_a_lack_of_rates_is_known_before_anything_runs() -> None:
+    assert lack_of_rates(Given(1)).startswith("one learning rate for every model")
+    assert lack_of_rates(Given(2)).startswith("2 rates")
+    assert (lack_of_rates(Given(3)), lack_of_rates(Given())) == ("", "")
+
+
+def test_unequal_effort_is_no_test() -> None:
+    """Of the parts that compare methods with other numbers of updates."""
+    statements = [Above(Term("a"), Term("b")), Above(Term("a"), Term("c"))]
+    rows, spent = _measures(a=HIGH, b=LOW, c=LOW), {"a": 120, "b": 60, "c": 120}
+    unequal, equal = judge(_claim(statements), Given(updates=spent), rows)
+    assert unequal.verdict is ClaimVerdict.UNTESTED
+    assert unequal.reason == "unequal effort: a 120 updates, b 60 updates"
+    assert equal.verdict is ClaimVerdict.HOLDS
+
+
+@pytest.mark.parametrize("name", ["lolcats-table1", "lolcats-table2"])
+@pytest.mark.parametrize("size", ["cpu", "gpu", "paper"])
+def test_every_conversion_of_a_claim_has_equal_effort(name: str, size: str) -> None:
+    assert len(set(CLAIMS[name].sizes[size].experiment.updates.values())) == 1
+
+
+def test_a_size_that_says_little_tests_nothing() -> None:
+    claim, rows = _claim([Above(Term("a"), Term("b"))]), _measures(a=HIGH, b=LOW)
+    checks = judge(claim, Given(), rows)
+    outcome = Outcome("claim", claim, "cpu", rows, checks, 0.0, 1, ())
+    assert outcome.verdict is ClaimVerdict.HOLDS
+    little = replace(claim, cpu=replace(claim.cpu, little="another experiment"))
+    assert replace(outcome, claim=little).verdict is ClaimVerdict.UNTESTED
 
 
 def test_what_contradicts_outweighs_what_is_not_tested() -> None:

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from fastweights.features import Elu, Exponential, Hedgehog, LearnedFeatures, Relu
+from fastweights.features import (
+    Elu,
+    Exponential,
+    Hedgehog,
+    LearnedFeatures,
+    Relu,
+    SkipElu,
+    SkipExponential,
+    SkipFeatures,
+    SkipRelu,
+)
 from tolerances import array, assert_close
 
 MAPS: list[tuple[type[LearnedFeatures], Callable[[np.ndarray], np.ndarray]]] = [
@@ -42,3 +52,27 @@ def test_features_start_from_the_identity(
     x = torch.randn(3, 5, 2, 6)
     assert_close(kind(heads=2, width=6, features=4)(x)[..., :4], f(array(x)[..., :4]), "φ")
     assert kind(heads=2, width=6, features=4).bfloat16()(x.bfloat16()).dtype == torch.float32
+
+
+SKIPS: list[tuple[type[SkipFeatures], Callable[[np.ndarray], np.ndarray]]] = [
+    (SkipExponential, np.exp),
+    (SkipElu, lambda z: np.where(z > 0, z + 1, np.exp(z))),
+    (SkipRelu, lambda z: np.maximum(z, 0)),
+]
+
+
+@pytest.mark.parametrize(("kind", "f"), SKIPS, ids=[kind.__name__ for kind, _ in SKIPS])
+def test_a_skip_connection_is_equation_6(
+    kind: type[SkipFeatures], f: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """φ(x) = f(x W + x) with W of w × w (LoLCATs, workshop); f(x) before training."""
+    phi = kind(heads=2, width=6, features=3).double()
+    x = torch.randn(3, 5, 2, 6, dtype=torch.float64)
+    assert_close(phi(x), f(array(x)), "φ")
+    torch.nn.init.normal_(phi.W)
+    W = array(phi.W).reshape(2, 6, 6)  # row i of a head's is what makes feature i
+    z = np.stack([array(x)[:, :, head] @ W[head].T for head in range(2)], 2)
+    assert_close(phi(x), f(z + array(x)), "φ")
+    assert phi.size == 6
+    with pytest.raises(ValueError, match="as many features as channels"):
+        kind(heads=2, width=6, features=2)

@@ -172,7 +172,7 @@ ANALOGS = {
     **{f"two-{w}": LinearAttentionConfig(window=w, shared=False) for w in (0, 1, 4)},
     **{
         features: LinearAttentionConfig(features=features, window=3)
-        for features in ("exp", "elu", "relu")
+        for features in ("exp", "elu", "relu", "exp-skip", "elu-skip", "relu-skip")
     },
     "features": LinearAttentionConfig(feature_dim=3, window=3),
     "landmarks": LinearAttentionConfig("landmarks", window=3),

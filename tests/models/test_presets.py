@@ -33,6 +33,7 @@ is further.
 
 DIFFERENCES = {
     "metala-3b": 0.05,
+    "metala-3b-softmax": 0.05,
     "mamba2-1.3b": 0.04,
     "granite-4.0-h-micro": 0.07,
     "falcon-h1-0.5b": 0.05,

@@ -4,6 +4,10 @@ here."""
 from collections.abc import Mapping
 
 FUNCTIONS: Mapping[str, str] = {
+    "metala": (
+        "eq. A31's convolution has no activation, eq. A32 no 1/τ, and eq. A36 normalises the"
+        " concatenated heads: SiLU, τ = 16 and a norm per head are the published code's."
+    ),
     "gla": "Table A1 leaves out the exponent 1/τ of f_α, which the text has: followed here.",
     "transnormer": (
         "the real part of λ e^(jθ) is kept as 2 d'_k channels. φ is SiLU as in TransNormerLLM, 1 +"

@@ -10,7 +10,13 @@ from fastweights.budget.operations import (
     count_by_part,
     count_operations,
 )
-from fastweights.budget.training import NoRoomError, TrainingPlan, Workload, plan_training
+from fastweights.budget.training import (
+    NoRoomError,
+    TrainingPlan,
+    Workload,
+    plan_fitting,
+    plan_training,
+)
 
 __all__ = [
     "ACCELERATORS",
@@ -33,6 +39,7 @@ __all__ = [
     "decoding",
     "device_memory",
     "find_accelerator",
+    "plan_fitting",
     "plan_training",
     "trace",
 ]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from fastweights.analysis.cost import cost, operations
 from fastweights.budget.devices import Accelerator
 from fastweights.budget.operations import (
-    blocks_of,
     count_by_part,
     count_operations,
+    kinds_of,
     mixers_of,
     sketch_model,
 )
 from fastweights.models import FastWeightsConfig
+from fastweights.models.block import Block
 
 HALF = 2
 """Bytes of a weight, and of a key or value in a cache, in bfloat16."""
@@ -54,13 +57,18 @@ def decoding(config: FastWeightsConfig, context: int, device: Accelerator) -> De
     Raises:
         TypeError: If a rule does not state its operations.
     """
-    done, state, step = count_operations(config, context), 0, 0
-    blocks = blocks_of(sketch_model(config), config)
-    for mixer in (mixer for block in blocks for mixer in mixers_of(block)):
-        found = operations(mixer, context)
-        width = HALF if found.rule == "Softmax" else SINGLE
-        state += width * cost(mixer, context).state
-        step += found.step
+    done = count_operations(config, context)
+    kinds = [list(_of_mixers(block, context)) for block in kinds_of(sketch_model(config))]
+    mixers = [one for kind in islice(cycle(kinds), config.num_hidden_layers) for one in kind]
+    state, step = (sum(numbers) for numbers in zip(*mixers, strict=True))
     products = done.projections + done.head + step
     weights = HALF * count_by_part(config).total
     return Decoding(context, weights, state, products, device.bandwidth, device.peak(True))
+
+
+def _of_mixers(block: Block, context: int) -> Iterator[tuple[int, int]]:
+    """Bytes of state of each of a block's mixers, and operations of a token."""
+    for mixer in mixers_of(block):
+        found = operations(mixer, context)
+        width = HALF if found.rule == "Softmax" else SINGLE
+        yield width * cost(mixer, context).state, found.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fastweights.budget.decoding import Decoding, decoding
@@ -139,11 +140,8 @@ def plan_training(config: FastWeightsConfig, workload: Workload) -> TrainingPlan
         NoRoomError: If it does not fit; the message says by how much, and what would.
         TrainingError: If the batch cannot be divided evenly.
     """
-    accumulate = workload.accumulate or _least_parts(config, workload)
+    accumulate = _parts(config, workload)
     if accumulate is None:
-        raise _no_room(config, workload)
-    memory = _memory(config, workload, accumulate)
-    if memory.excess(workload.device) > 0:
         raise _no_room(config, workload)
     sequences, parameters = workload.sequences_at_once(accumulate), count_by_part(config)
     operations = count_operations(config, workload.length)
@@ -156,10 +154,30 @@ def plan_training(config: FastWeightsConfig, workload: Workload) -> TrainingPlan
         accumulate=accumulate,
         sequences=sequences,
         most_sequences=max(sequences, _most_sequences(config, workload)),
-        memory=memory,
+        memory=_memory(config, workload, accumulate),
         sent=_sent(parameters, workload.placing, accumulate),
         decoding=decoding(config, workload.length, workload.device),
     )
+
+
+def plan_fitting(config: FastWeightsConfig, workload: Workload) -> TrainingPlan:
+    """Plan as `plan_training`, recomputing and sharding where a training does not fit otherwise.
+
+    Raises:
+        NoRoomError: If it does not fit in any of these ways.
+        TrainingError: If the batch cannot be divided evenly.
+    """
+    ways = (replace(workload, placing=placing) for placing in _ways(workload.placing))
+    return plan_training(config, next((w for w in ways if _parts(config, w)), workload))
+
+
+def _ways(asked: Placing) -> Iterator[Placing]:
+    """What is asked, and with recomputing, sharding and both as far as this changes it."""
+    shards = (False, True) if asked.devices > 1 and not asked.shard else (asked.shard,)
+    again = (asked.recompute,) if asked.recompute else (False, True)
+    for shard in shards:
+        for recompute in again:
+            yield replace(asked, shard=shard, recompute=recompute)
 
 
 def _memory(config: FastWeightsConfig, workload: Workload, accumulate: int) -> DeviceMemory:
@@ -171,6 +189,13 @@ def _memory(config: FastWeightsConfig, workload: Workload, accumulate: int) -> D
         workload.length,
         accumulate,
     )
+
+
+def _parts(config: FastWeightsConfig, workload: Workload) -> int | None:
+    """The parts that are asked for, or the fewest that fit; None if they do not fit."""
+    parts = workload.accumulate or _least_parts(config, workload)
+    fits = parts and _memory(config, workload, parts).excess(workload.device) <= 0
+    return parts if fits else None
 
 
 def _least_parts(config: FastWeightsConfig, workload: Workload) -> int | None:
@@ -240,15 +265,11 @@ def _no_room(config: FastWeightsConfig, workload: Workload) -> NoRoomError:
 def _advice(config: FastWeightsConfig, workload: Workload) -> str:
     """What of sharding, recomputing and accumulating would fit, tried out."""
     asked, found = workload.placing, []
-    for shard, recompute in ((False, False), (False, True), (True, False), (True, True)):
-        changed = {"shard": shard or asked.shard, "recompute": recompute or asked.recompute}
-        other = replace(workload, placing=replace(asked, **changed), accumulate=None)
-        if changed["shard"] and asked.devices == 1 and not asked.shard:
-            continue
-        parts = _least_parts(config, other)
-        if parts is None or any(placing == other.placing for placing, _, _ in found):
-            continue
-        found.append((other.placing, parts, _memory(config, other, parts)))
+    for placing in _ways(asked):
+        other = replace(workload, placing=placing, accumulate=None)
+        parts = _parts(config, other)
+        if parts is not None:
+            found.append((placing, parts, _memory(config, other, parts)))
     if not found:
         return (
             "neither --shard nor --recompute nor --accumulate is enough; take more devices, devices"

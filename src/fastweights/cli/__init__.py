@@ -16,7 +16,13 @@ from io import StringIO, TextIOWrapper
 
 from fastweights.cli.parser import Parser, Verb, add_verbs
 from fastweights.cli.parsers.linearize import LinearizeVerb
-from fastweights.cli.parsers.measuring import BenchVerb, ListVerb, ReproduceVerb, TableVerb
+from fastweights.cli.parsers.measuring import (
+    BenchVerb,
+    ListVerb,
+    RecipesVerb,
+    ReproduceVerb,
+    TableVerb,
+)
 from fastweights.cli.parsers.models import (
     AnalyzeVerb,
     ChatVerb,
@@ -33,6 +39,7 @@ from fastweights.cli.parsers.training import PlanVerb, SweepVerb, TrainVerb
 VERBS: dict[str, type[Verb]] = {
     "train": TrainVerb,
     "plan": PlanVerb,
+    "recipes": RecipesVerb,
     "generate": GenerateVerb,
     "chat": ChatVerb,
     "import": ImportVerb,

@@ -144,12 +144,12 @@ MESANET = {
 # ---------------------------
 
 
-def _metala(layers: int, d: int, glu: int, *, tied: bool = True) -> Fields:
+def _metala(layers: int, d: int, glu: int, *, tied: bool = True, **mixer: Any) -> Fields:
     return {
         "vocab_size": 50_304,
         "hidden_size": d,
         "num_hidden_layers": layers,
-        "mixers": [{"name": "metala", "heads": d // 128}],
+        "mixers": [{"name": "metala", "heads": d // 128, **mixer}],
         "intermediate_size": glu,
         "norm": "layer",
         "embedding_scale": 1.0,
@@ -159,14 +159,47 @@ def _metala(layers: int, d: int, glu: int, *, tied: bool = True) -> Fields:
 
 
 SHAPES = "MetaLA, {}; shape not in the paper, chosen to have its size (GPT-NeoX vocabulary)"
+ABLATIONS = {
+    "without-augmentation": {"augmented": False},
+    "without-conv": {"conv": 1},
+    "with-key": {"restore_key": True},
+}
+SCALED = {"380m": (24, 1024, 3072), "1b": (16, 2048, 6144), "3b": (32, 2560, 7680)}
+"""Layers, width and GLU of Table A9's models."""
 
 METALA = {
     "metala-360m": Preset(_metala(24, 1024, 2816), SHAPES.format("Table 5"), 0.36e9),
-    "metala-380m": Preset(_metala(24, 1024, 3072), SHAPES.format("Table A9"), 0.38e9),
-    "metala-1b": Preset(_metala(16, 2048, 6144), SHAPES.format("Table A9"), 1e9),
+    **{
+        f"metala-360m-{name}": Preset(_metala(24, 1024, 2816, **mixer), SHAPES.format("Table 8"))
+        for name, mixer in ABLATIONS.items()
+    },
+    "metala-360m-gla": Preset(
+        _metala(24, 1024, 2816, name="gla", heads=4), SHAPES.format("Table 5, GLA"), 0.36e9
+    ),
+    "metala-380m": Preset(_metala(*SCALED["380m"]), SHAPES.format("Table A9"), 0.38e9),
+    "metala-1b": Preset(_metala(*SCALED["1b"]), SHAPES.format("Table A9"), 1e9),
     "metala-1.3b": Preset(_metala(24, 2048, 5632), SHAPES.format("Table 5, tied"), 1.3e9),
     "metala-1.4b": Preset(_metala(24, 2048, 5632, tied=False), SHAPES.format("Table 5"), 1.4e9),
-    "metala-3b": Preset(_metala(32, 2560, 7680), SHAPES.format("Table A9"), 3e9),
+    "metala-3b": Preset(_metala(*SCALED["3b"]), SHAPES.format("Table A9"), 3e9),
+    "metala-380m-softmax": Preset(
+        {**_metala(24, 1024, 3456, name="softmax"), "norm": "rms"},
+        SHAPES.format("Table A9, LLaMA2"),
+        0.41e9,
+    ),
+    **{
+        f"metala-{size}-softmax": Preset(
+            {**_metala(*SCALED[size], name="softmax"), "norm": "rms"},
+            SHAPES.format("Table A9, LLaMA2"),
+            published,
+        )
+        for size, published in (("1b", 1e9), ("3b", 3e9))
+    },
+    **{
+        f"metala-{size}-hgrn2": Preset(
+            _metala(*shape, name="hgrn2"), SHAPES.format("Table A8, HGRN2")
+        )
+        for size, shape in SCALED.items()
+    },
 }
 
 
@@ -293,8 +326,8 @@ MQAR = {
 }
 
 
-def _pythia(mixer: dict[str, Any]) -> Fields:
-    sizes = {"vocab_size": 50_304, "hidden_size": 512, "num_hidden_layers": 6, "mixers": [mixer]}
+def _pythia(mixer: dict[str, Any], d: int = 512, layers: int = 6) -> Fields:
+    sizes = {"vocab_size": 50_304, "hidden_size": d, "num_hidden_layers": layers, "mixers": [mixer]}
     return {**_LIKE_GPT2, **sizes, **_GPT2_MLP, "parallel_residual": True}
 
 
@@ -303,12 +336,14 @@ _J3 = (
     " biases"
 )
 
+
+def _quarter_rope(heads: int) -> dict[str, Any]:
+    return {"name": "softmax", "heads": heads, "bias": True, "rope": {"fraction": 0.25}}
+
+
 PYTHIA = {
-    "pythia-70m": Preset(
-        _pythia({"name": "softmax", "heads": 8, "bias": True, "rope": {"fraction": 0.25}}),
-        "Pythia",
-        70_426_624,
-    ),
+    "pythia-70m": Preset(_pythia(_quarter_rope(8)), "Pythia", 70_426_624),
+    "pythia-410m": Preset(_pythia(_quarter_rope(16), 1024, 24), "Pythia", 405_334_016),
     "pythia-70m-linear": Preset(_pythia({"name": "linear", "heads": 8}), _J3, 70_426_624),
     "pythia-70m-normalized": Preset(_pythia({"name": "normalized", "heads": 8}), _J3, 70_426_624),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastweights.budget import Placing
+from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.recipes.recipe import ConversionRecipe, Recipe, TrainingRecipe
 
 
@@ -35,31 +36,32 @@ def _train(recipe: TrainingRecipe, accumulate: int) -> list[str]:
         "schedule": recipe.schedule.value,
         "warmup": recipe.warmup.value,
         "weight-decay": recipe.weight_decay.value,
+        "beta2": recipe.betas.value[1],
         "clip": recipe.clip.value,
         "checkpoint-every": 1000,
         "eval-every": 1000,
         "out": f"runs/{recipe.name}",
     }
-    return ["train", *_words(options)]
+    return ["train", *_words(options), *(["--stream"] if recipe.stream else [])]
 
 
 def _convert(recipe: ConversionRecipe, accumulate: int) -> list[str]:
-    transfer, finetune = recipe.stage_steps
-    options = {
+    rates = {"transfer": recipe.transfer_lr.value, "finetune": recipe.finetune_lr.value}
+    options: dict[str, object] = {
         "recipe": recipe.recipe,
+        "features": recipe.features.value,
         "window": recipe.window.value,
         "data": recipe.source,
         "length": recipe.length.value,
         "batch": recipe.batch.value,
         "accumulate": accumulate,
-        "transfer-steps": transfer,
-        "transfer-lr": recipe.transfer_lr.value,
-        "finetune-steps": finetune,
-        "finetune-lr": recipe.finetune_lr.value,
-        "dtype": "bfloat16",
-        "out": f"conversions/{recipe.name}",
     }
-    return ["linearize", recipe.model.value, *_words(options)]
+    for stage, steps in recipe.stage_steps.items():
+        options |= {f"{stage}-steps": steps, f"{stage}-lr": rates[stage]}
+    left_out = {stage.name for stage in RECIPES[recipe.recipe].stages} - {*recipe.stage_steps}
+    options |= {f"{stage}-steps": 0 for stage in left_out}
+    options |= {"dtype": recipe.dtype, "out": f"conversions/{recipe.name}"}
+    return ["linearize", recipe.model.value, *_words(options), "--responses"]
 
 
 def _words(options: dict[str, object]) -> list[str]:

@@ -4,6 +4,7 @@ through a model of one and of two layers without numbers, from which all layers 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,21 +21,23 @@ from fastweights.budget.footprint import without_numbers
 from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.memory import FLOAT, RESERVE
 from fastweights.kernels.triton.chips import Chip
-from fastweights.linearize.convert.attention import attend_all
+from fastweights.linearize.convert.attention import attend_all, branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.rules import branch_of
+from fastweights.linearize.distill.adapt import projections
 from fastweights.linearize.distill.recipe import (
     LinearizationRecipe,
     StageConfig,
     TransferConfig,
 )
-from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.trained import Adapters
 from fastweights.linearize.distill.transfer import BackwardInForward
 from fastweights.linearize.evaluate.logits import next_logits
 from fastweights.recipes.recipe import ConversionRecipe
 from fastweights.recurrence import Softmax
 from fastweights.render.units import bytes_in_words
+from fastweights.training.language.adapters import LoRA
 from fastweights.training.loop.stage import go_backward
 
 CHUNK = 64
@@ -84,14 +87,14 @@ class ConversionBudget:
         parameters: Of the softmax model.
         accumulate: Parts of a device's share of a batch.
         sequences: Sequences that a device computes at once.
-        stages: Attention transfer and adaptation.
+        stages: Attention transfer, if there is one, and adaptation.
     """
 
     workload: Workload
     parameters: int
     accumulate: int
     sequences: int
-    stages: tuple[StageBudget, StageBudget]
+    stages: tuple[StageBudget, ...]
 
     @property
     def memory(self) -> int:
@@ -128,13 +131,10 @@ def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionB
     """
     share = workload.sequences_at_once(1)
     parts = [n for n in range(1, share + 1) if share % n == 0]
-    *first, last = [workload.accumulate] if workload.accumulate else parts
+    tried = [workload.accumulate] if workload.accumulate else parts
     room = (1 - RESERVE) * workload.device.memory
-    for accumulate in first:
-        found = _budget(recipe, workload, accumulate)
-        if found.memory <= room:
-            return found
-    found = _budget(recipe, workload, last)
+    fitting = (n for n in tried if _fits(recipe, workload, n, room))
+    found = _budget(recipe, workload, next(fitting, tried[-1]))
     excess = found.memory - room
     if excess <= 0:
         return found
@@ -150,24 +150,32 @@ def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionB
     )
 
 
+def _fits(recipe: ConversionRecipe, workload: Workload, accumulate: int, room: float) -> bool:
+    """Whether all stages fit; the last takes most as a rule, and is asked first."""
+    sequences = workload.sequences_at_once(accumulate)
+    stages = (_stage(name, 0, recipe, workload, sequences) for name in reversed(recipe.stage_steps))
+    return all(stage.memory <= room for stage in stages)
+
+
 def _budget(recipe: ConversionRecipe, workload: Workload, accumulate: int) -> ConversionBudget:
     sequences = workload.sequences_at_once(accumulate)
-    transfer, finetune = (
+    stages = tuple(
         _stage(name, steps, recipe, workload, sequences)
-        for name, steps in zip(("transfer", "finetune"), recipe.stage_steps, strict=True)
+        for name, steps in recipe.stage_steps.items()
     )
-    with torch.device("meta"):
-        one, two = (_count(_softmax_model(recipe.shape.value, layers)) for layers in (1, 2))
+    one, two = (_count(_softmax_model(recipe.shape.value, n, recipe.dtype)) for n in (1, 2))
     parameters = one + (_layers(recipe) - 1) * (two - one)
-    return ConversionBudget(workload, parameters, accumulate, sequences, (transfer, finetune))
+    return ConversionBudget(workload, parameters, accumulate, sequences, stages)
 
 
 def _stage(
     name: str, steps: int, recipe: ConversionRecipe, workload: Workload, sequences: int
 ) -> StageBudget:
     length, layers = workload.length, _layers(recipe)
-    fields, chip = json.dumps(recipe.shape.value), workload.device.chip
-    one, two = (_measure(fields, recipe.recipe, n, name, sequences, length, chip) for n in (1, 2))
+    one, two = (
+        _measure(_texts(recipe), recipe.settings, n, name, sequences, length, workload.device.chip)
+        for n in (1, 2)
+    )
     found = {key: one[key] + (layers - 1) * (two[key] - one[key]) for key in one}
     return StageBudget(
         name,
@@ -181,22 +189,35 @@ def _stage(
     )
 
 
+def _texts(recipe: ConversionRecipe) -> tuple[str, str]:
+    """The model's fields as JSON and the dtype of its weights, by which measures are remembered."""
+    return json.dumps(recipe.shape.value), recipe.dtype
+
+
 @lru_cache
 def _measure(
-    fields: str, recipe: str, layers: int, name: str, sequences: int, length: int, chip: Chip | None
+    model_of: tuple[str, str],
+    recipe: LinearizationRecipe,
+    layers: int,
+    name: str,
+    sequences: int,
+    length: int,
+    chip: Chip | None,
 ) -> dict[str, int]:
     """Trained parameters, bytes of all, operations of products, and the most bytes beside, of a
     stage in a model of few layers.
     """
-    settings = RECIPES[recipe]
-    (stage,) = (stage for stage in settings.stages if stage.name == name)
-    model = _prepare(json.loads(fields), settings, layers, stage).train()
+    (stage,) = (stage for stage in recipe.stages if stage.name == name)
+    fields, dtype = model_of
+    softmax = _softmax_model(json.loads(fields), layers, dtype)
+    model = _prepare(softmax, recipe, stage).train()
     with without_numbers(chip):
         _take_numbers(model)
         ids = torch.zeros(sequences, length, dtype=torch.long)
         with MemoryLedger() as ledger, FlopCounterMode(display=False) as counter:
             ledger.know(ids, *model.parameters(), *model.buffers())
-            _go(model, stage, ids)
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "float32"):
+                _go(model, stage, ids)
     return {
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "weights": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -205,11 +226,37 @@ def _measure(
     }
 
 
-def _prepare(
-    fields: dict[str, Any], recipe: LinearizationRecipe, layers: int, stage: StageConfig
-) -> nn.Module:
+def _prepare(softmax: Any, recipe: LinearizationRecipe, stage: StageConfig) -> nn.Module:
     with torch.device("meta"):
-        return stage.trained.prepare(linearize(_softmax_model(fields, layers), recipe.analog))
+        model = linearize(softmax, recipe.analog)
+        if isinstance(stage.trained, Adapters):
+            return _adapt(model, stage.trained.lora)
+        return stage.trained.prepare(model)
+
+
+def _adapt(model: Any, lora: LoRA) -> nn.Module:
+    """Put adapters where peft would, which need not be installed for a plan, and keep copies of the
+    branches as it does."""
+    model.requires_grad_(False)
+    model.originals = nn.ModuleList(map(deepcopy, branches(model).values()))
+    for path in projections(model):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, _Adapted(model.get_submodule(path), lora))
+    return model
+
+
+class _Adapted(nn.Module):
+    """A frozen projection and its adapter, in float32: x W + (α / r) x A B."""
+
+    def __init__(self, base: nn.Linear, lora: LoRA) -> None:
+        super().__init__()
+        self.base, self.scale = base, lora.alpha / lora.rank
+        self.A = nn.Linear(base.in_features, lora.rank, bias=False)
+        self.B = nn.Linear(lora.rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        return (y + self.B(self.A(x.to(self.A.weight.dtype))) * self.scale).to(y.dtype)
 
 
 def _go(model: nn.Module, stage: StageConfig, ids: Tensor) -> None:
@@ -235,8 +282,8 @@ def _attention_operations(name: str, recipe: ConversionRecipe, length: int) -> i
     """Of one layer per token: transfer computes softmax once and its linear counterpart, whose
     backward pass takes as much again twice; adaptation the latter alone.
     """
+    model = _softmax_model(recipe.shape.value, 1, recipe.dtype)
     with torch.device("meta"):
-        model = _softmax_model(recipe.shape.value, 1)
         attention = find_attention_layers(model)[0]
         q, k, v = _streams(attention)
         branch = branch_of(recipe.settings.analog, attention)
@@ -256,9 +303,10 @@ def _streams(attention: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _softmax_model(fields: dict[str, Any], layers: int) -> LlamaForCausalLM:
+def _softmax_model(fields: dict[str, Any], layers: int, dtype: str) -> LlamaForCausalLM:
     config = LlamaConfig(**{**fields, "num_hidden_layers": layers})
-    return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype))
 
 
 def _layers(recipe: ConversionRecipe) -> int:

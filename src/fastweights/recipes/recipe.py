@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from fastweights.budget import Placing, Workload, find_accelerator
-from fastweights.linearize.distill.recipe import LinearizationRecipe
+from fastweights.linearize.distill.recipe import (
+    LinearizationRecipe,
+    StageConfig,
+    TransferConfig,
+)
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.models import FastWeightsConfig, find_preset
 
@@ -24,6 +29,40 @@ class Stated(Generic[V]):
 
     value: V
     place: str
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a paper's table.
+
+    Attributes:
+        table: The table, such as "MetaLA, Table 4".
+        row: The row in the paper's words.
+        recipe: The name of the recipe that trains it; "" if there is none.
+        otherwise: Without a recipe: the command that does it, or why none does.
+    """
+
+    table: str
+    row: str
+    recipe: str = ""
+    otherwise: str = ""
+
+    @property
+    def starts(self) -> bool:
+        """Whether one command starts it."""
+        return bool(self.recipe) or self.otherwise.startswith("fastweights ")
+
+
+def rows_of(
+    recipes: Iterable[Recipe], tables: Mapping[str, Mapping[str, str]]
+) -> tuple[TableRow, ...]:
+    """The rows of tables, each beside its recipe's name, or the words on what else there is."""
+    names = {recipe.name for recipe in recipes}
+    return tuple(
+        TableRow(table, row, by) if by in names else TableRow(table, row, otherwise=by)
+        for table, rows in tables.items()
+        for row, by in rows.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -89,6 +128,7 @@ class TrainingRecipe(Recipe):
         weight_decay: Of matrices.
         clip: Largest norm of the gradient.
         precision: Of the products.
+        stream: Whether the text is tokenized while it is trained on: one that is read once.
     """
 
     preset: str
@@ -101,6 +141,7 @@ class TrainingRecipe(Recipe):
     weight_decay: Stated[float]
     clip: Stated[float]
     precision: Stated[str]
+    stream: bool = True
 
     def config(self) -> FastWeightsConfig:
         """The model's configuration."""
@@ -115,30 +156,46 @@ class ConversionRecipe(Recipe):
         model: The softmax model, by its name on the Hugging Face hub.
         shape: Fields of its configuration, from which plans are made without the hub.
         recipe: A name of `linearize.distill.recipes.RECIPES`.
+        features: The feature map.
         window: Tokens of softmax attention.
-        rank: Of the adapters.
+        rank: Of the adapters; 0 if all weights are trained.
         transfer_lr: Learning rate of stage one, and
         finetune_lr: of stage two.
-        transfer_tokens: Tokens of stage one.
+        transfer_tokens: Tokens of stage one; 0 leaves it out.
+        dtype: Of the model's own weights.
     """
 
     model: Stated[str]
     shape: Stated[dict[str, int | bool | float]]
     recipe: str
+    features: Stated[str]
     window: Stated[int]
     rank: Stated[int]
     transfer_lr: Stated[float]
     finetune_lr: Stated[float]
     transfer_tokens: Stated[float]
+    dtype: str = "bfloat16"
 
     @property
-    def stage_steps(self) -> tuple[int, int]:
-        """Updates of attention transfer and of adaptation."""
+    def stage_steps(self) -> dict[str, int]:
+        """Updates of attention transfer, if there is one, and of adaptation."""
         per_step = self.batch.value * self.length.value
-        transfer = -(-int(self.transfer_tokens.value) // per_step)
-        return transfer, -(-int(self.tokens.value - self.transfer_tokens.value) // per_step)
+        transfer = self.transfer_tokens.value
+        tokens = {"transfer": transfer, "finetune": self.tokens.value - transfer}
+        return {stage.name: -(-int(tokens[stage.name]) // per_step) for stage in self._stages}
 
     @property
     def settings(self) -> LinearizationRecipe:
         """The stages as this library has them."""
-        return RECIPES[self.recipe]
+        recipe = RECIPES[self.recipe]
+        analog = replace(recipe.analog, features=self.features.value, window=self.window.value)
+        return replace(recipe, analog=analog).with_stages(self._stages)
+
+    @property
+    def _stages(self) -> list[StageConfig]:
+        stages = RECIPES[self.recipe].stages
+        return [
+            stage
+            for stage in stages
+            if self.transfer_tokens.value or not isinstance(stage, TransferConfig)
+        ]

@@ -35,8 +35,7 @@ class ListVerb(Verb):
         presets: List named architectures instead; NAME is then how their names begin.
         tasks: List the benchmarks' tasks instead; NAME is then how their names begin, and a single
             task is shown with an example.
-        recipes: List the papers' trainings instead, which `fastweights plan` takes; NAME is then
-            how their names begin.
+        recipes: As `fastweights recipes`.
     """
 
     run = Deferred("list", "list_")
@@ -44,6 +43,18 @@ class ListVerb(Verb):
     presets: bool = False
     tasks: bool = False
     recipes: bool = False
+
+
+class RecipesVerb(Verb):
+    """List the rows of the papers' tables: the recipe or command that starts each, or why none
+    does.
+
+    Attributes:
+        names: How recipes' names, or tables, begin: mesanet-940m, "MetaLA, Table 5" (default: all).
+    """
+
+    run = Deferred("recipes", "recipes")
+    names: Annotated[tuple[Given, ...], PLACE, "NAME", {"nargs": "*"}] = ()
 
 
 class TableVerb(Verb):

@@ -94,6 +94,7 @@ class UpdatesOptions(SeedOptions):
             fall to zero; 0 for none yet (default: $DECAY).
         decay_shape: How it falls: by 1 - sqrt, a straight line or half a cosine (default: sqrt).
         weight_decay: Weight decay of matrices.
+        beta2: Coefficient of the running mean of squared gradients.
         warmup: Number of steps over which the learning rate rises.
         clip: Largest norm of the gradient; a larger one is scaled down.
         z_loss: Weight of the mean of log^2 Z beside the loss, where Z normalises a token's
@@ -113,6 +114,7 @@ class UpdatesOptions(SeedOptions):
     decay: Annotated[Fraction | None, "FRACTION"] = None
     decay_shape: Annotated[str | None, SHAPES] = None
     weight_decay: float = ADAMW["weight_decay"]
+    beta2: Annotated[Fraction, "FRACTION"] = ADAMW["betas"].default[1]
     warmup: Annotated[int, "STEPS"] = LibraryClass("training.loop.schedules:Cosine")["warmup"]
     clip: float = OPTIMIZATION["clip"]
     z_loss: Annotated[float, "WEIGHT"] = TRAINING["z_loss"]
@@ -223,8 +225,7 @@ class PlanVerb(Verb):
     memory per device, hours and cost; and the command that starts it.
 
     Attributes:
-        recipe: A published training, one that `fastweights list --recipes` names; options change
-            it.
+        recipe: A published training, one that `fastweights recipes` names; options change it.
         json: Write the numbers into this file, too.
     """
 

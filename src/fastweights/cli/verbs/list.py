@@ -12,37 +12,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastweights.cli.verbs.recipes import recipes
 from fastweights.lab.tasks import TASKS, Protocol, Segment
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS
 from fastweights.models import PRESETS
 from fastweights.models.loss import IGNORE_INDEX
-from fastweights.recipes import RECIPES
 from fastweights.render.docstrings import first_paragraph
 
 
 def list_(chosen: Namespace, console: Console) -> None:
     """Print a table of mixers, architectures, tasks or recipes."""
-    asked = {"presets": _presets, "tasks": _tasks, "recipes": _recipes}
+    asked = {"presets": _presets, "tasks": _tasks, "recipes": recipes}
     show = next((show for name, show in asked.items() if getattr(chosen, name)), _mixers)
     show(chosen, console)
-
-
-def _recipes(chosen: Namespace, console: Console) -> None:
-    wanted = [name for name in RECIPES if not chosen.names or name.startswith(tuple(chosen.names))]
-    if not wanted:
-        raise ValueError(
-            f"no recipe begins with {' or '.join(chosen.names)}; leave the name out to see all"
-        )
-    table = _named_table("tokens", "batch × length", "data", "published hardware", "paper")
-    for name in wanted:
-        one = RECIPES[name]
-        batch = f"{one.batch.value:,} × {one.length.value:,}"
-        tokens = f"{one.tokens.value / 1e9:,.4g}B"
-        table.add_row(
-            Text(name, "bold"), tokens, batch, one.data.value, one.hardware.value, one.paper
-        )
-    console.print(table)
 
 
 def _tasks(chosen: Namespace, console: Console) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoConfig
 
-from fastweights.budget import Placing, Workload, find_accelerator, plan_training
+from fastweights.budget import Placing, Workload, find_accelerator, plan_fitting, plan_training
 from fastweights.cli.parsers.training import (
     DEVICE,
     PLANNED_BATCH,
@@ -21,6 +21,7 @@ from fastweights.cli.parsers.training import (
 from fastweights.cli.plans import Lines, describe
 from fastweights.models import FastWeightsConfig, find_preset
 from fastweights.recipes import (
+    ROWS,
     ConversionRecipe,
     Recipe,
     Stated,
@@ -44,7 +45,8 @@ def plan(chosen: Namespace, console: Console) -> None:
         _refuse_architecture(chosen, recipe)
         found: Any = plan_conversion(recipe, workload)
     else:
-        found = plan_training(_config(chosen, recipe), workload)
+        make_plan = plan_training if recipe is None else plan_fitting
+        found = make_plan(_config(chosen, recipe), workload)
     lines = [*describe(found), *(_about(recipe, found) if recipe else [])]
     for name, words in lines:
         console.print(f"{name:<12}{words}", markup=False, soft_wrap=True)
@@ -57,8 +59,7 @@ def _require_sense(chosen: Namespace) -> None:
         raise ValueError(f"--mfu {chosen.mfu:g} is more than the whole peak; it is at most 1")
     if chosen.recipe is None and chosen.tokens is None:
         raise ValueError(
-            "nothing says how much is trained; name a recipe (fastweights list --recipes) or"
-            " --tokens"
+            "nothing says how much is trained; name a recipe (fastweights recipes) or --tokens"
         )
 
 
@@ -119,11 +120,13 @@ def _workload(chosen: Namespace, recipe: Recipe | None) -> Workload:
 
 def _about(recipe: Recipe, found: Any) -> Lines:
     """Where the numbers are from, and how to start it."""
+    yield "rows", "; ".join(f"{r.table}: {r.row}" for r in ROWS if r.recipe == recipe.name)
     yield "published", f"{recipe.hardware.value}; hours: {recipe.hours.value}"
     for field in fields(recipe):
         stated = getattr(recipe, field.name)
         if isinstance(stated, Stated) and field.name not in ("hardware", "hours", "shape"):
-            yield "", f"{field.name.replace('_', ' ')} {stated.value}: {stated.place}"
+            value = f"{stated.value:,.12g}" if isinstance(stated.value, float) else stated.value
+            yield "", f"{field.name.replace('_', ' ')} {value}: {stated.place}"
     placing = found.workload.placing
     verb, *words = command_of(recipe, placing, found.accumulate)
     words += [f"--{name}" for name in ("shard", "recompute") if getattr(placing, name)]

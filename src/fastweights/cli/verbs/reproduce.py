@@ -25,6 +25,7 @@ from fastweights.lab.reproduce import (
     find_claim,
 )
 from fastweights.lab.reproduce import reproduce as test_claim
+from fastweights.lab.reproduce.judge import lack_of_rates
 from fastweights.lab.reproduce.measures import At, Sample
 from fastweights.training.loop.identity import key_of
 
@@ -57,6 +58,8 @@ def _settings(chosen: Namespace) -> OtherSettings:
 
 def _test(name: str, out: Path, chosen: Namespace, console: Console) -> None:
     claim = find_claim(name).with_settings(chosen.size, _settings(chosen))
+    if reason := lack_of_rates(claim.at(chosen.size).experiment):
+        console.print(f"no verdict can come of this: {reason}; --rates has others", soft_wrap=True)
     place = TrialContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
     outcome = test_claim(name, claim, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)

@@ -77,7 +77,8 @@ def _learning_rate(chosen: Namespace) -> float:
 
 
 def _optimizer(chosen: Namespace) -> OptimizerConfig:
-    adamw = AdamW(lr=_learning_rate(chosen), weight_decay=chosen.weight_decay)
+    betas = AdamW.betas[0], chosen.beta2
+    adamw = AdamW(_learning_rate(chosen), betas, chosen.weight_decay)
     if chosen.optimizer == "muon":
         lr = adamw.lr if chosen.matrix_lr is None else chosen.matrix_lr
         return Muon(lr=lr, weight_decay=chosen.weight_decay, others=adamw)

@@ -316,6 +316,12 @@ class Experiment(ABC):
         return None
 
     @property
+    def updates(self) -> Mapping[str, int]:
+        """How many updates each series is trained by, all its stages together; empty where all
+        have the same by construction."""
+        return {}
+
+    @property
     def scale(self) -> Scale | None:
         """What its main quantity says of models that have learnt nothing; None if it is not about
         learning."""
@@ -358,12 +364,15 @@ class ClaimSize:
         experiment: The experiment.
         minutes: About how long it takes, on 2 cores (cpu) or an H200 (gpu, paper).
         note: What this size cannot show.
+        little: Why it says little of the paper's experiment, and leaves the claim untested; "" if
+            it tests it.
         changes: Settings that are not the claim's own, by name.
     """
 
     experiment: Experiment
     minutes: float
     note: str = ""
+    little: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -182,6 +182,13 @@ class Conversions(Experiment):
     held_out: int
     seeds: tuple[int, ...] = field(default=FIVE)
 
+    @property
+    def updates(self) -> Mapping[str, int]:
+        return {
+            name: sum(stage.fit.steps for stage in recipe.stages)
+            for name, recipe in self.recipes.items()
+        }
+
     def trials(self) -> Sequence[Trial]:
         return [
             ConversionTrial(series, recipe, seed, self.teacher, self.length, self.held_out)
@@ -210,8 +217,12 @@ class Updates(NamedTuple):
 def with_updates(
     recipe: LinearizationRecipe, transfer: Updates, adapt: Updates, batch: int
 ) -> LinearizationRecipe:
-    """Return `recipe` with the number of updates of each of its stages replaced."""
+    """Return `recipe` with the number of updates of each of its stages replaced.
+
+    One without attention transfer adapts by the updates of both, so that all have equal effort.
+    """
+    whole = adapt if recipe.by_layer else Updates(transfer.steps + adapt.steps, adapt.rate)
     return recipe.with_stages(
-        stage.with_fit((transfer if stage.by_layer else adapt).of(stage.fit, batch))
+        stage.with_fit((transfer if stage.by_layer else whole).of(stage.fit, batch))
         for stage in recipe.stages
     )

@@ -1,17 +1,17 @@
 """The verdict of measured numbers on the parts of a claim, and whether they are a test of it at
 all.
 
-A comparison of models tests something if each of them had a learning rate of its own, the
-reference solved the task, and they stand between the task's floor and its ceiling; two that solve a
-task which a control does not are equal. A part *holds*
-if the exact test of its own leaves no more doubt than `SIGNIFICANCE`; it *does not hold* if the
+A comparison of models tests something if each of them had a learning rate of its own and as many
+updates as the others, the reference solved the task, and they stand between the task's floor and
+its ceiling; two that solve a task which a control does not are equal. A part *holds* if the exact
+test of its own leaves no more doubt than `SIGNIFICANCE`; it *does not hold* if the
 contrary is as sure in spite of the number of parts, any of which could have failed by chance
 (Holm's correction).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Self
@@ -64,9 +64,14 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
     """
     compared = [statement.compare(measures) for statement in claim.statements]
     common = list(_flaws_of_experiment(claim, experiment, measures))
+    updates = experiment.updates
     lost = list(_flaws_of_all(experiment.scale, measures))
     flaws = [
-        [*common, *(lost or _flaws_of_part(claim, statement, experiment.scale, measures))]
+        [
+            *common,
+            *_unequal_effort(statement, updates),
+            *(lost or _flaws_of_part(claim, statement, experiment.scale, measures)),
+        ]
         for statement in claim.statements
     ]
     tested = [part for part, flaw in enumerate(flaws) if not flaw]
@@ -75,6 +80,14 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
         _check(claim.statements[part], compared[part], flaws[part], against.get(part, 1.0))
         for part in range(len(compared))
     )
+
+
+def lack_of_rates(experiment: Experiment) -> str:
+    """Why no verdict can come of an experiment whatever it measures; "" if one can."""
+    if experiment.rates is None or experiment.rates >= FEWEST_RATES:
+        return ""
+    found = "one learning rate" if experiment.rates == 1 else f"{experiment.rates} rates"
+    return f"{found} for every model, where {FEWEST_RATES} to choose from are asked"
 
 
 def verdict_of(checks: Sequence[Check]) -> ClaimVerdict:
@@ -116,13 +129,19 @@ def _doubts_against(
 
 def _flaws_of_experiment(claim: Claim, experiment: Experiment, measures: Measures) -> Iterator[str]:
     """Why nothing is tested."""
-    if experiment.rates is not None and experiment.rates < FEWEST_RATES:
-        found = "one learning rate" if experiment.rates == 1 else f"{experiment.rates} rates"
-        yield f"{found} for every model, where {FEWEST_RATES} to choose from are asked"
+    yield from filter(None, [lack_of_rates(experiment)])
     for statement in claim.reference:
         comparison = statement.compare(measures)
         if not statement.allows(comparison.first.median - comparison.second.median):
             yield f"the reference failed: {comparison.sentence} is not so"
+
+
+def _unequal_effort(statement: Statement, updates: Mapping[str, int]) -> Iterator[str]:
+    """Whether the methods that a part compares were trained by different numbers of updates."""
+    names = [term.series for term in statement.terms if term.series in updates]
+    spent = {name: updates[name] for name in names}
+    if len(set(spent.values())) > 1:
+        yield "unequal effort: " + ", ".join(f"{name} {n:,} updates" for name, n in spent.items())
 
 
 def _flaws_of_all(scale: Scale | None, measures: Measures) -> Iterator[str]:

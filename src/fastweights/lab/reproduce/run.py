@@ -103,7 +103,10 @@ class Outcome:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        """The verdict on the claim, of those on its parts."""
+        """The verdict on the claim, of those on its parts; it is not tested at a size that says
+        little of the paper's experiment."""
+        if self.claim.sizes[self.size].little:
+            return ClaimVerdict.UNTESTED
         return verdict_of(self.checks)
 
     @property
@@ -122,6 +125,7 @@ class Outcome:
             "size": self.size,
             "experiment": key_of(claim.sizes[self.size].experiment),
             "changes": dict(claim.sizes[self.size].changes),
+            "updates": dict(claim.sizes[self.size].experiment.updates),
             "unit": claim.unit,
             "figures": claim.figures,
             "verdict": self.verdict.value,

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from fastweights.features import Elu, Exponential, Hedgehog, Landmarks, LearnedFeatures, Relu
+from fastweights.features import (
+    Elu,
+    Exponential,
+    Hedgehog,
+    Landmarks,
+    LearnedFeatures,
+    Relu,
+    SkipElu,
+    SkipExponential,
+    SkipRelu,
+)
 from fastweights.layers import choose
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.ranges import NON_NEGATIVE_INTEGER, POSITIVE_INTEGER
@@ -16,6 +26,9 @@ FEATURE_MAPS: Mapping[str, type[LearnedFeatures | Landmarks]] = {
     "exp": Exponential,
     "elu": Elu,
     "relu": Relu,
+    "exp-skip": SkipExponential,
+    "elu-skip": SkipElu,
+    "relu-skip": SkipRelu,
     "landmarks": Landmarks,
 }
 """Feature maps φ by the names that configurations use."""
@@ -59,7 +72,8 @@ class LinearAttentionConfig:
         features: The feature map φ, a name of `FEATURE_MAPS`. Those of "landmarks" are placed by
             `place_landmarks`, not trained from scratch, and belong to "windowed" alone.
         feature_dim: Columns of each matrix W_φ; φ(x) has twice as many channels, for x and -x, or
-            twice as many landmarks. None for half of the head's width.
+            twice as many landmarks. None for half of the head's width, which alone fits the maps
+            with a skip connection.
         window: Number of tokens that softmax attention reaches over; the rule covers all tokens
             before them. 0 leaves the rule alone.
         shared: True for one normaliser for both sides together (LoLCATs), False for one for each

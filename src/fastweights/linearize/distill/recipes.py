@@ -143,7 +143,7 @@ RECIPES: Mapping[str, LinearizationRecipe] = {
     "lolcats": LinearizationRecipe(),
     "lolcats-linear": LinearizationRecipe(LinearAttentionConfig(window=0)),
     "workshop": LinearizationRecipe(
-        LinearAttentionConfig("exp", window=16, shared=False),
+        LinearAttentionConfig("exp-skip", window=16, shared=False),
         (TransferConfig(TransferLoss(0, 1)), AdaptationConfig()),
     ),
     "hedgehog": LinearizationRecipe(
@@ -193,8 +193,8 @@ RECIPE_NOTES: Mapping[str, str] = {
     "lolcats": "Zhang et al., 2024 (arXiv 2410.10254): a window of 64 tokens, one normaliser,"
     " relative squared error of outputs; 400 steps of each stage are ours",
     "lolcats-linear": "the same without a window (their ablation)",
-    "workshop": "the ES-FoMo paper: a window of 16, eq. 8's two normalisers, cross-entropy of"
-    " weights",
+    "workshop": "the ES-FoMo paper: eq. 6's features exp(x W + x), a window of 16, eq. 8's two"
+    " normalisers, cross-entropy of weights",
     "hedgehog": "Zhang et al., 2024 (arXiv 2402.04347): cross-entropy of weights, no window",
     "no-transfer": "the layers are swapped, and the model adapts",
     "t2r": "Kasai et al., 2021: ReLU features, no transfer, all weights adapted",

@@ -596,6 +596,7 @@ ON_LISTOPS = Claim(
         _arena(long_range(500), TUNED, _ALONE),
         11,
         "ListOps alone, of 15 to 40 tokens.",
+        "not long range",
     ),
     gpu=ClaimSize(
         _arena(
@@ -654,7 +655,7 @@ ON_IMAGES = replace(
     paper_size=ClaimSize(
         _images(ProtocolOnFile("lra-image", "cifar-10-binary.tar.gz"), TrainingBudget(), {}),
         5000,
-        "Images alone.",
+        "Images alone, with MetaLA's model and rates of Table A4 around DSF's layers.",
     ),
     remark=(
         "The models are alone and alike, η with its bias. Judged by the paper's"
