@@ -36,6 +36,10 @@ constant lie side by side, threads would no longer hold channels side by side.
 """
 
 
+CONSTANT_GRADIENTS = tl.constexpr(4)
+"""Of q, k, log α and its rate; Triton 3.6 does not know how long a tuple is that has None."""
+
+
 @triton.jit
 def channels_of(block, n, V: tl.constexpr, LANES: tl.constexpr):
     """(the channels [1, L] of a block, which of them there are, their heads, their values)"""
@@ -200,18 +204,15 @@ def segment_of(T, n, span, segments, LANES: tl.constexpr):
 
 
 @triton.jit
-def open_block(block, constants, rate, b, lanes, K: tl.constexpr, KEYS: tl.constexpr):
-    """(the cell of a block of keys, its keys, which there are, the rate, what of `constants` is
-    constant in time). `lanes` as in `channels_of`, and the number of channels.
+def open_block(block, rate, b, lanes, K: tl.constexpr, KEYS: tl.constexpr):
+    """(the cell of a block of keys, its keys, which there are, the rate). `lanes` as in
+    `channels_of`, and the number of channels.
     """
     channels, real, heads, values, n = lanes
     keys, wanted = keys_of(block, K, KEYS)
     inside = wanted & real
-    found = ()
-    for i in tl.static_range(len(constants)):
-        found = found + (read_constant(constants[i], b, heads, keys, inside),)
     cell = (keys, channels, n, inside)
-    return cell, keys, wanted, read_rate(rate, b, heads, keys, inside), found
+    return cell, keys, wanted, read_rate(rate, b, heads, keys, inside)
 
 
 @triton.jit
@@ -281,10 +282,9 @@ def summarize(
     lanes = (channels, real, heads, values, n)
 
     for block in range(tl.cdiv(K, KEYS)):
-        cell, keys, wanted, factors, constants = open_block(
-            block, (every_k, every_a), rate, b, lanes, K, KEYS
-        )
-        constant_k, constant_a = constants
+        cell, keys, wanted, factors = open_block(block, rate, b, lanes, K, KEYS)
+        constant_k = read_constant(every_k, b, heads, keys, wanted & real)
+        constant_a = read_constant(every_a, b, heads, keys, wanted & real)
         s = zeros(KEYS, LANES, len(summaries[0]))
         kept = plus(zeros(KEYS, LANES, len(summaries[0])), (1.0,))
         for i in range(0, stop - first, STEPS):
@@ -358,10 +358,10 @@ def scan_forward(
         gs = read_tile(g, b, t0, stop, heads, 0, real, STEPS if NARROW else 0)
         outputs = zero_tile(LANES, len(o.data), STEPS)
         for block in range(BLOCKS):
-            cell, keys, wanted, factors, constants = open_block(
-                block, (every_q, every_k, every_a), rate, b, lanes, K, KEYS
-            )
-            constant_q, constant_k, constant_a = constants
+            cell, keys, wanted, factors = open_block(block, rate, b, lanes, K, KEYS)
+            constant_q = read_constant(every_q, b, heads, keys, wanted & real)
+            constant_k = read_constant(every_k, b, heads, keys, wanted & real)
+            constant_a = read_constant(every_a, b, heads, keys, wanted & real)
             at = (b, t0, heads, keys, wanted, real)
             if BLOCKS > 1:
                 s = load_states(carry, index, cell, K)
@@ -412,7 +412,7 @@ def walk_tile(
 def sums_for(gradients, KEYS: tl.constexpr, LANES: tl.constexpr):
     """Zeros [K, L] for each of the gradients of what is constant in time, () for None."""
     found = ()
-    for i in tl.static_range(len(gradients)):
+    for i in tl.static_range(CONSTANT_GRADIENTS):
         if gradients[i] is None:
             found = found + ((),)
         else:
@@ -453,7 +453,7 @@ def keep_gradient(
 @triton.jit
 def add_sums(gradients, sums, index, cell, K: tl.constexpr):
     """Add to the gradients of constant streams in this segment; nothing for ()."""
-    for i in tl.static_range(len(gradients)):
+    for i in tl.static_range(CONSTANT_GRADIENTS):
         if len(sums[i]) > 0:
             before = load_states(gradients[i], index, cell, K)
             store_states(gradients[i], index, cell, K, plus(before, sums[i]))
@@ -587,18 +587,19 @@ def scan_backward(
         dvs = zero_tile(LANES, len(v.data), STEPS)
         dgs = zero_tile(LANES, len(g.data) if NARROW else 1, STEPS if NARROW else 0)
         for block in range(BLOCKS):
-            cell, keys, wanted, factors, constants = open_block(
-                block, (every_q, every_k, every_a), rate, b, lanes, K, KEYS
-            )
+            cell, keys, wanted, factors = open_block(block, rate, b, lanes, K, KEYS)
+            constant_q = read_constant(every_q, b, heads, keys, wanted & real)
+            constant_k = read_constant(every_k, b, heads, keys, wanted & real)
+            constant_a = read_constant(every_a, b, heads, keys, wanted & real)
             at = (b, t0, heads, keys, wanted, real)
             s = load_states(marks, b * tl.cdiv(T, STEPS) + t0 // STEPS, cell, K)
-            of_key, of_decay = (k, constants[1]), (g, factors, gs, constants[2])
+            of_key, of_decay = (k, constant_k), (g, factors, gs, constant_a)
             walked = walk_tile(of_key, of_decay, vs, s, at, stop, K, T, STEPS, SHARED_K)
             if BLOCKS > 1:
                 grad = load_states(carry, index, cell, K)
             sums = sums_for(constant_gradients, KEYS, LANES)
             grad, dvs, dgs, sums = walk_back(
-                *(grad, (q, constants[0]), of_key, of_decay, walked, (v, vs, dos, dvs, dgs)),
+                *(grad, (q, constant_q), of_key, of_decay, walked, (v, vs, dos, dvs, dgs)),
                 *((dq, dk, dg), sums, at, place, stop, K, T, STEPS, SHARED_Q, SHARED_K, NARROW),
             )
             if BLOCKS > 1:

@@ -325,7 +325,8 @@ def fold_segments(
 def absorb(
     S,
     z,
-    source,
+    fk,
+    map,
     values,
     documents,
     at,
@@ -339,10 +340,9 @@ def absorb(
 ):
     """S and z with the tokens `rows` up to `last` that are of the document at the boundary.
 
-    `source`: fk and its map; `values`: v, its columns; `at`: sequence, head, number of tokens,
+    `fk` and its `map`; `values`: v, its columns; `at`: sequence, head, number of tokens,
     part; `sizes` as in `features_of`.
     """
-    fk, map = source
     v, columns = values
     b, g, length, part = at
     taken = (rows >= 0) & (rows < length) & (rows <= last)
@@ -398,7 +398,8 @@ def sum_memory(
     features = part_columns(part, F, PART, BF)
     columns, tokens = block * BV + tl.arange(0, BV), tl.arange(0, C)
     sizes: tl.constexpr = (K, F, PART, BK, BF)
-    source, values = (fk, load_map(W, g, K, PART, BK, BF, KIND)), (v, columns)
+    map = load_map(W, g, K, PART, BK, BF, KIND)
+    values = (v, columns)
     at = (b, g, length, part)
 
     S = tl.zeros([BF, BV], tl.float32)
@@ -410,7 +411,9 @@ def sum_memory(
         last_row = cached - window
         for row in range(0, last_row + 1, C):
             S, z = absorb(
-                *(S, z, source, values, documents, at, row + tokens, last_row, cached),
+                *(S, z, fk),
+                map,
+                *(values, documents, at, row + tokens, last_row, cached),
                 *(V, sizes, activate, KIND),
             )
         # what the segments before this one take up
@@ -428,7 +431,9 @@ def sum_memory(
         S, z = keep_within(S, z, documents, b, length, start, boundary)
         rows = start - window + 1 + tokens
         S, z = absorb(
-            *(S, z, source, values, documents, at, rows, boundary - window, boundary),
+            *(S, z, fk),
+            map,
+            *(values, documents, at, rows, boundary - window, boundary),
             *(V, sizes, activate, KIND),
         )
 
