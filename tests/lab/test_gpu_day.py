@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -188,6 +189,20 @@ def write_tests(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_variants_reach_what_they_vary():
+    pytest.importorskip("triton")
+    from fastweights.kernels.triton import chunks
+    from fastweights.lab.bench.day.variants import VARIANTS
+
+    heads: Any = SimpleNamespace(keys=128, values=128)
+    found = []
+    for name, vary in VARIANTS.items():
+        with vary():
+            if name.startswith("states"):
+                found.append(chunks.state_tiles(heads))
+    assert len(set(found)) == 3
+
+
 def test_tests_are_rows_and_those_that_passed_are_not_run_again(tmp_path):
     """Also where pytest has no configuration of ours: the file lies elsewhere."""
     plan = replace(REHEARSAL, tests=(str(write_tests(tmp_path)),), workers=2)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from fastweights.kernels.triton import chunks, decay_backward, mesa
+from fastweights.kernels.triton import chunks, mesa
 from fastweights.kernels.triton.chunks import Chunks, Tiles, block_of
 from fastweights.kernels.triton.launch import launch_with
 
@@ -23,9 +23,7 @@ def state_walk(keys: int, values: int, warps: int, stages: int) -> Iterator[None
     def tiles(of: Chunks) -> Tiles:
         return Tiles(block_of(of.keys, keys), block_of(of.values, values), warps, stages)
 
-    with ExitStack() as stack:
-        for module in (chunks, decay_backward):
-            stack.enter_context(patch.object(module, "state_tiles", tiles))
+    with patch.object(chunks, "state_tiles", tiles):
         yield
 
 
