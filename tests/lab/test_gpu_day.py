@@ -188,7 +188,6 @@ def write_tests(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_variants_reach_what_they_vary():
     pytest.importorskip("triton")
     from fastweights.kernels.triton import chunks
@@ -203,6 +202,7 @@ def test_variants_reach_what_they_vary():
     assert len(set(found)) == 3
 
 
+@pytest.mark.slow
 def test_tests_are_rows_and_those_that_passed_are_not_run_again(tmp_path):
     """Also where pytest has no configuration of ours: the file lies elsewhere."""
     plan = replace(REHEARSAL, tests=(str(write_tests(tmp_path)),), workers=2)
