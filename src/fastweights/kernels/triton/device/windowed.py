@@ -326,7 +326,6 @@ def absorb(
     S,
     z,
     fk,
-    map,
     values,
     documents,
     at,
@@ -337,6 +336,7 @@ def absorb(
     sizes: tl.constexpr,
     activate: tl.constexpr,
     kind: tl.constexpr,
+    map,
 ):
     """S and z with the tokens `rows` up to `last` that are of the document at the boundary.
 
@@ -399,11 +399,9 @@ def sum_memory(
     columns, tokens = block * BV + tl.arange(0, BV), tl.arange(0, C)
     sizes: tl.constexpr = (K, F, PART, BK, BF)
     map = load_map(W, g, K, PART, BK, BF, KIND)
-    values = (v, columns)
     at = (b, g, length, part)
 
-    S = tl.zeros([BF, BV], tl.float32)
-    z = tl.zeros([BF], tl.float32)
+    S, z = tl.zeros([BF, BV], tl.float32), tl.zeros([BF], tl.float32)
     if states is not None:
         # S_0: the initial memory, if its document goes on, and cached tokens before the window
         S, z = load_memory(memory, head, features, F, columns, V)
@@ -411,10 +409,9 @@ def sum_memory(
         last_row = cached - window
         for row in range(0, last_row + 1, C):
             S, z = absorb(
-                *(S, z, fk),
-                map,
-                *(values, documents, at, row + tokens, last_row, cached),
+                *(S, z, fk, (v, columns), documents, at, row + tokens, last_row, cached),
                 *(V, sizes, activate, KIND),
+                map=map,
             )
         # what the segments before this one take up
         if sums is not None:
@@ -431,15 +428,13 @@ def sum_memory(
         S, z = keep_within(S, z, documents, b, length, start, boundary)
         rows = start - window + 1 + tokens
         S, z = absorb(
-            *(S, z, fk),
-            map,
-            *(values, documents, at, rows, boundary - window, boundary),
+            *(S, z, fk, (v, columns), documents, at, rows, boundary - window, boundary),
             *(V, sizes, activate, KIND),
+            map=map,
         )
 
     if states is None:
-        place = tl.program_id(0)
-        store_apart(sums, normaliser_sums, place, features, F, columns, V, block, S, z)
+        store_apart(sums, normaliser_sums, tl.program_id(0), features, F, columns, V, block, S, z)
     elif end == chunks:
         store_memory(last, head, features, F, columns, V, block, S, z)
 
@@ -456,6 +451,13 @@ def query_chunk(chunks, HEADS: tl.constexpr, GROUPS: tl.constexpr):
 def sides_there(gamma, near_sum, far_sum):
     """What the sides that are not empty weigh together."""
     return tl.where(near_sum == 0, 0.0, gamma) + tl.where(far_sum == 0, 0.0, 1 - gamma)
+
+
+@triton.jit
+def first_key(first, window, C: tl.constexpr):
+    """Where the first tile of keys begins that queries from `first` on may see."""
+    start = first - window + 1
+    return start + tl.maximum(-start, 0) // C * C
 
 
 @triton.jit
@@ -487,13 +489,13 @@ def attend_window(
     window,
     scale,
     softcap,
-    log_scale,
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
     BV: tl.constexpr,
     DISTANCES: tl.constexpr,
     kind: tl.constexpr,
+    log_scale,
 ):
     """N = Σ e^(s - c) (v ‖ 1) of the queries `rows` over their windows: (c, how far back the
     highest score lies, the last column of N [C], the others [C, BV]). With a `log_scale` [C] that
@@ -509,9 +511,7 @@ def attend_window(
     distance = tl.zeros([C], tl.int32)
     total = tl.zeros([C], tl.float32)
     acc = tl.zeros([C, BV], tl.float32)
-    start = first - window + 1
-    start += tl.maximum(-start, 0) // C * C
-    for row in range(start, first + C, C):
+    for row in range(first_key(first, window, C), first + C, C):
         columns = row + tl.arange(0, C)
         key = load_tile_transposed(k, b, g, columns, length, key_columns, K)
         scores = scores_of(multiply(query, key, kind), scale, softcap)
@@ -583,8 +583,7 @@ def attend_memory(
         feature = features_of(fq, query_map, b, h, tokens, count, part, sizes, activate, kind)
         key = features_transposed(fk, key_map, b, g, columns, length, part, sizes, activate, kind)
         far = multiply_add(feature, key, far, kind)
-        # a wait is of one warp group: the other may still read where the next tile is written
-        tl.debug_barrier()
+        tl.debug_barrier()  # see `multiply_apart`
         feature = tl.where(reads[:, None], feature, 0.0)
         places = part_columns(part, F, PART, BF)
         state = load_matrix(states, place, places, F, value_columns, V)
@@ -640,21 +639,19 @@ def attend(
 ):
     """The outputs of one chunk of one query head. For a backward also: near_o and far_o, the
     averages of the two sides, where each has its normaliser; and `statistics` ``[b h 4 t]``, each
-    query's c, how far back the highest score lies, and the sums of weights in the window and
-    before.
+    query's c, how far back the highest score lies, and the sums of weights near and before.
     """
     n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     first, queries, count = cached + n * C, n * C + tl.arange(0, C), length - cached
-    rows, at = first + tl.arange(0, C), (b, g, length, first)
+    rows, at, asking = first + tl.arange(0, C), (b, g, length, first), (fq, W_q, h, queries, count)
     keys, values = (k, tl.arange(0, BK)), (v, tl.arange(0, BV))
 
     # N = Σ e^(s - c) (v ‖ 1) over the window
     query = load_tile(q, b, h, queries, count, tl.arange(0, BK), K)
-    given = load_scale(log_scale, b, h, queries, count)
-    top, distance, near_sum, acc = attend_window(
+    top, back, near_sum, acc = attend_window(
         *(query, keys, values, documents, at, rows, window, scale, softcap),
-        given,
         *(K, V, C, BV, SHARED and statistics is not None, KIND),
+        log_scale=load_scale(log_scale, b, h, queries, count),
     )
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
     if SHARED:
@@ -666,7 +663,6 @@ def attend(
 
     # F = φ(q) S + Σ φ(q)·φ(k) (v ‖ 1) over the tokens that S will take up next
     memory = (states, normalisers, (tl.cast(b, tl.int64) * GROUPS + g) * chunks + n)
-    asking = (fq, W_q, h, queries, count)
     far_sum, acc = attend_memory(
         *(acc, asking, (fk, W_k), values, memory, documents, at, rows, window),
         *(V, (K, F, PART, BK, BF), PARTS, C, activate, KIND),
@@ -682,5 +678,4 @@ def attend(
         acc *= reciprocal_or_zero(sides_there(gamma, near_sum, far_sum))[:, None]
     store_tile(o, b, h, queries, count, tl.arange(0, BV), V, acc)
     if statistics is not None:
-        row = 4 * (b * HEADS + h)
-        store_rows(statistics, row, queries, count, (top, distance, near_sum, far_sum))
+        store_rows(statistics, 4 * (b * HEADS + h), queries, count, (top, back, near_sum, far_sum))

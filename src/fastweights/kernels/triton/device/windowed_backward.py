@@ -28,6 +28,7 @@ from fastweights.kernels.triton.device.windowed import (
     LOG2E,
     document_at,
     documents_of,
+    first_key,
     fold_segments,
     keep_initial,
     keep_within,
@@ -57,6 +58,16 @@ COEFFICIENTS = tl.constexpr(5)
 
 
 @triton.jit
+def multiply_apart(a, b, kind: tl.constexpr):
+    """a b, behind which shared memory may be written: a wait for wide products is of one warp group
+    alone, and the other may still read.
+    """
+    product = multiply(a, b, kind)
+    tl.debug_barrier()
+    return product
+
+
+@triton.jit
 def bend(scores, softcap):
     """ds / d(q·k scale) = 1 - tanh² of scores in powers of two."""
     if softcap is None:
@@ -68,6 +79,12 @@ def bend(scores, softcap):
 
 
 @triton.jit
+def seen(top):
+    """The highest scores, 0 where nothing was seen."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
 def window_weights(scores, near, top, ON_SCALE: tl.constexpr):
     """e^(s - c) of the pairs that are `near`, as `attend_window` has them; c is 0 where nothing was
     seen.
@@ -75,8 +92,7 @@ def window_weights(scores, near, top, ON_SCALE: tl.constexpr):
     if ON_SCALE:
         weights = weights_on_scale(scores, near, top)
     else:
-        anchor = tl.where(top == float("-inf"), 0.0, top)
-        weights = tl.exp2(tl.where(near, scores, float("-inf")) - anchor)
+        weights = tl.exp2(tl.where(near, scores, float("-inf")) - seen(top))
     return weights
 
 
@@ -150,9 +166,7 @@ def window_query_gradients(
     n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
     tokens = tl.arange(0, C)
     first, queries, count = cached + n * C, n * C + tokens, length - cached
-    rows = first + tokens
-    keys, values = tl.arange(0, BK), tl.arange(0, BV)
-    sequence = b * HEADS + h
+    keys, values, sequence, rows = tl.arange(0, BK), tl.arange(0, BV), b * HEADS + h, first + tokens
 
     upstream = load_tile(do, b, h, queries, count, values, V)
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
@@ -165,27 +179,22 @@ def window_query_gradients(
     # N = near (V ‖ 1) with near = e^(s - c):  ds = (dN (V ‖ 1)ᵀ) ⊙ near,  dq = ds K
     top = load_row(statistics, 4 * sequence, queries, count)
     query = load_tile(q, b, h, queries, count, keys, K)
-    gains = tl.zeros([C], tl.float32)
-    moved = tl.zeros([C], tl.float32)
+    gains, moved = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
     grad = tl.zeros([C, BK], tl.float32)
-    start = first - window + 1
-    start += tl.maximum(-start, 0) // C * C
-    for row in range(start, first + C, C):
+    for row in range(first_key(first, window, C), first + C, C):
         columns = row + tokens
         key = load_tile(k, b, g, columns, length, keys, K)
         scores = scores_of(multiply(query, tl.trans(key), KIND), scale, softcap)
         near = near_pairs(documents, b, length, rows, columns, window)
         weights = window_weights(scores, near, top[:, None], ON_SCALE)
-        tile = load_tile(v, b, g, columns, length, values, V)
-        dweights = multiply(upstream, tl.trans(tile), KIND)
-        gains += tl.sum(weights * dweights, 1)
-        dscores = weights * (dweights - near_delta[:, None]) * near_scale[:, None]
+        dnear = multiply(upstream, tl.trans(load_tile(v, b, g, columns, length, values, V)), KIND)
+        gains += tl.sum(weights * dnear, 1)
+        dscores = weights * (dnear - near_delta[:, None]) * near_scale[:, None]
         dscores = moving(dscores, scores, top[:, None], ON_SCALE)
         moved += tl.sum(dscores, 1)
         grad = multiply_add(dscores * bend(scores, softcap), key, grad, KIND)
 
-    # dγ = do·(N / n - F / f), or dN·N / γ, which c takes from the highest score's key too; nothing
-    # is weighed against the other where a side is empty
+    # dγ = do·(N / n - F / f), or dN·N / γ: 0 where a side is empty; the highest score takes it too
     if SHARED:
         dgamma = tl.where(far_sum == 0, 0.0, far_scale * (gains - near_delta * near_sum))
         if ON_SCALE:
@@ -194,8 +203,7 @@ def window_query_gradients(
             share = gamma * dgamma
             distance = load_row(statistics, 4 * sequence + 1, queries, count).to(tl.int32)
             key = load_tile(k, b, g, rows - distance, length, keys, K)
-            anchor = tl.where(top == float("-inf"), 0.0, top)
-            grad -= (share * bend(anchor, softcap))[:, None] * key.to(tl.float32)
+            grad -= (share * bend(seen(top), softcap))[:, None] * key.to(tl.float32)
             store_row(coefficients, sequence * COEFFICIENTS + SHARE, queries, count, share)
     else:
         dgamma = tl.where((near_sum == 0) | (far_sum == 0), 0.0, near_delta - far_delta)
@@ -408,11 +416,9 @@ def memory_key_gradients(
         state = load_matrix(dstates, place, places, F, values, V)
         d = tl.load(dnormalisers + place * F + places, mask=places < F, other=0.0)
         dphi = multiply(value, tl.trans(state), KIND) + d[None, :]
-        taken_up = multiply(feature, state, KIND)
-        # a wait is of one warp group: the other may still read where the next tile is written
-        tl.debug_barrier()
+        written = multiply_apart(feature, state, KIND)
         dphi = tl.where(taken[:, None], dphi, 0.0)
-        dvalue += tl.where(taken[:, None], taken_up, 0.0)
+        dvalue += tl.where(taken[:, None], written, 0.0)
         # F = far (v ‖ 1) with far = φ(q)·φ(k):  dφ(k) = dfarᵀ φ(q),  dv = farᵀ dF
         for h in range(first_head, first_head + readers):
             query = load_tile(fq, b, h, queries, count, places, F)
@@ -421,13 +427,10 @@ def memory_key_gradients(
             far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
             far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
             far_scale = tl.where(behind, far_scale[None, :], 0.0)
-            far = multiply(feature, tl.trans(query), KIND) * far_scale
-            tl.debug_barrier()
+            far = multiply_apart(feature, tl.trans(query), KIND) * far_scale
             dvalue = multiply_add(far, upstream, dvalue, KIND)
-            dweights = multiply(value, tl.trans(upstream), KIND)
-            tl.debug_barrier()
-            dfar = (dweights - far_delta[None, :]) * far_scale
-            dphi = multiply_add(dfar, query, dphi, KIND)
+            dfar = multiply_apart(value, tl.trans(upstream), KIND) - far_delta[None, :]
+            dphi = multiply_add(dfar * far_scale, query, dphi, KIND)
         store_tile(dfk, b, g, rows, length, places, F, dphi)
     store_tile(dv, b, g, rows, length, values, V, dvalue)
 

@@ -23,6 +23,12 @@ def load_token(stream, b, h, columns, width: tl.constexpr):
 
 
 @triton.jit
+def load_number(stream, b, h):
+    """[1] of the one token of a stream that is one wide, in float32."""
+    return load_token(stream, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
+
+
+@triton.jit
 def load_oldest(cache, own, head, b, g, cached, columns, width: tl.constexpr):
     """[D] of the oldest token in float32: the first in the cache ``[b g s ·]``, or if there is none
     the token itself.
@@ -142,8 +148,8 @@ def attend_cache(
         age = tl.load(ages + rows, mask=rows < cached, other=0)
         seen = (rows <= cached) & (age < window)
         if log_scale is not None:
-            a = load_token(log_scale, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
-            weights = weights_on_scale(scores, seen, a * LOG2E)
+            a = load_number(log_scale, b, h) * LOG2E
+            weights = weights_on_scale(scores, seen, a)
         else:
             scores = tl.where(seen, scores, float("-inf"))
             # what was summed up so far fades to the new c, which is 0 where nothing was seen yet
@@ -289,13 +295,10 @@ def step(
         store_memory(next_memory, head, places, F, values, V, block, S, z + leaving)
 
     near_keys, near_values = (cached_keys, k, keys), (cached_values, v, values)
-    state = (memory, tl.where(values < V, values, V + 1))
-    read = (oldest, leaving_value, window == 0)
+    past, read = (memory, tl.where(values < V, values, V + 1)), (oldest, leaving_value, window == 0)
     for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
-        near_sum, near = attend_cache(
-            (q, log_scale, h), near_keys, near_values, ages, at, limits, K, V, N
-        )
-        far_sum, far = read_memory((fq, W_q, h), state, read, at, sizes, PARTS, V, activate)
-        gamma = load_token(mix, b, h, tl.zeros([1], tl.int32), 1).to(tl.float32)
-        result = join_sides(near_sum, near, far_sum, far, gamma, SHARED)
+        asked = (q, log_scale, h)
+        near_sum, near = attend_cache(asked, near_keys, near_values, ages, at, limits, K, V, N)
+        far_sum, far = read_memory((fq, W_q, h), past, read, at, sizes, PARTS, V, activate)
+        result = join_sides(near_sum, near, far_sum, far, load_number(mix, b, h), SHARED)
         tl.store(rows_of(o, b, h) + values, result.to(o.data.dtype.element_ty), mask=values < V)
