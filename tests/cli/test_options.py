@@ -58,6 +58,7 @@ TABLE: dict[str, Row] = {
     "--chunk": COUNT_OR_ZERO,
     "--clip": POSITIVE,
     "--convolution": COUNT_OR_ZERO,
+    "--beta2": FRACTION,
     "--data": GIVEN,
     "--data-weights": POSITIVE,
     "--decay": FRACTION,

@@ -43,6 +43,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("page", LITERATE)
 def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -203,7 +203,10 @@ def test_the_teacher_cannot_go_on_from_a_state() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"features": "gelu"}, "features = 'gelu'; use elu, exp, hedgehog, landmarks, relu"),
+        (
+            {"features": "gelu"},
+            "features = 'gelu'; use elu, elu-skip, exp, exp-skip, hedgehog, landmarks",
+        ),
         (
             {"rule": "rnn"},
             "rule = 'rnn'; use gated_deltanet, gla, kda, lightning, mesa, metala, supra, windowed",
