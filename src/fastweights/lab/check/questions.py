@@ -123,7 +123,7 @@ def keep_bits(subject: Subject, example: Example) -> float:
 def learn_from_padded(subject: Subject, example: Example) -> float:
     subject.require("attention_mask")
     rows, ids, mask = _pad(subject, example, left=False)
-    given = {"attention_mask": mask, **_positions(subject, mask)}
+    given: dict[str, Any] = {"attention_mask": mask, **_positions(subject, mask)}
     found = subject.gradients(ids, mask[..., None].to(torch.float32), **given)
     alone = [subject.gradients(row, torch.ones(*row.shape, 1).to(row.device)) for row in rows]
     return _apart_gradients(found, _sum(alone))
