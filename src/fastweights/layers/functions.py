@@ -56,6 +56,15 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(accumulate_dtype(x))
 
 
+def gated_halves(x: Tensor) -> Tensor:
+    """GLU: ``[… 2w]`` → ``[… w]``, a σ(b) of x = (a ‖ b).
+
+    The forward-mode derivative of torch's own has no gradient.
+    """
+    a, b = x.chunk(2, -1)
+    return a * b.sigmoid()
+
+
 def l2_normalize(x: Tensor, floor: float = 0.0) -> Tensor:
     """Divide x by √(|x|² + floor) over the last axis, in float32 where x is of float16.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, TokenContext
+from fastweights.layers import Linear, TokenContext, gated_halves
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import DPLR
@@ -67,9 +67,7 @@ class S4(Mixer):
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         assert gate is not None
         y = o.real.squeeze(-1).to(gate.dtype) + self.D * gate
-        # F.glu, whose forward-mode derivative has no gradient
-        a, b = self.W_o(F.gelu(y)).chunk(2, -1)
-        return a * b.sigmoid()
+        return gated_halves(self.W_o(F.gelu(y)))
 
 
 def _conjugates(z: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import Linear, TokenContext
+from fastweights.layers import Linear, TokenContext, gated_halves
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
 from fastweights.recurrence import Decay
@@ -63,6 +63,4 @@ class S4D(Mixer):
 
     def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
         y = o.real.squeeze(-1).to(self.D.dtype)
-        # F.glu, whose forward-mode derivative has no gradient
-        a, b = self.W_o(F.gelu(y)).chunk(2, -1)
-        return a * b.sigmoid()
+        return gated_halves(self.W_o(F.gelu(y)))

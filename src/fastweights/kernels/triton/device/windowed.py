@@ -24,9 +24,10 @@ from fastweights.kernels.triton.device.tiles import (
     store_tile,
     store_where_kept,
 )
+from fastweights.recurrence.windowed import LARGEST_LOG_WEIGHT
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LARGEST = tl.constexpr(40.0 * 1.4426950408889634)
+LARGEST = tl.constexpr(LARGEST_LOG_WEIGHT * 1.4426950408889634)
 """`LARGEST_LOG_WEIGHT` in powers of two."""
 
 
