@@ -11,6 +11,8 @@ import triton.language as tl
 
 from fastweights.kernels.triton.device.scores import (
     causal,
+    channel_read,
+    channel_read_transposed,
     channel_write_transposed,
     head_read,
     head_write,
@@ -42,7 +44,14 @@ from fastweights.kernels.triton.device.tiles import (
 
 @triton.jit
 def state_factors(
-    log_decay, at, columns, K: tl.constexpr, PER_CHANNEL: tl.constexpr, REVERSE: tl.constexpr
+    log_decay,
+    at,
+    columns,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+    REVERSE: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """What the keys of a chunk are multiplied by [K, C], or [1, C] of a decay per head (write; in
     REVERSE the rows by read), and Σ log2 α of the chunk.
@@ -54,16 +63,18 @@ def state_factors(
         g = load_decay_transposed(log_decay, b, h, tokens, length, columns, K)
         sums = tl.sum(g, axis=1)
         if REVERSE:
-            factors = tl.exp2(tl.cumsum(g, axis=1))
+            factors = channel_read_transposed(g, C, KIND)
         else:
-            factors = channel_write_transposed(log_decay, b, h, tokens, end, columns, K)
+            factors = channel_write_transposed(
+                log_decay, b, h, tokens, end, columns, K, C, KIND
+            )
     else:
         g = load_head_decay(log_decay, b, h, tokens, length)
         sums = tl.sum(g, axis=0)
         if REVERSE:
             factors = head_read(g)[None, :]
         else:
-            factors = head_write(log_decay, b, h, tokens, end)[None, :]
+            factors = head_write(log_decay, b, h, tokens, end, KIND)[None, :]
     return factors, sums
 
 
@@ -116,7 +127,7 @@ def states(
         # S' = carry ∘ S + (k ∘ write)ᵀ V;  dS = carry ∘ dS' + (rows ∘ read)ᵀ dO
         if log_decay is not None:
             at = (b, h, tokens, length, tl.minimum(n * C + C, length))
-            factors, sums = state_factors(log_decay, at, down, K, PER_CHANNEL, REVERSE)
+            factors, sums = state_factors(log_decay, at, down, K, C, PER_CHANNEL, REVERSE, KIND)
             keys *= factors
             state *= tl.exp2(sums)[:, None] if PER_CHANNEL else tl.exp2(sums)
         state = multiply_add(keys, values, state, KIND)
@@ -276,13 +287,13 @@ def outputs(
             weights = multiply_add(queries, keys, weights, KIND)
         else:
             g = load_decay(log_decay, b, h, tokens, length, columns, K)
-            queries = queries.to(tl.float32) * head_read(g)
+            queries = queries.to(tl.float32) * channel_read(g, C, KIND)
         total = multiply_wide_add(queries, state, total, KIND)
     if scores is not None:
         weights = load_matrix(scores, index, inside, C, inside, C)
     elif log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        weights *= pair_decay(g, C, STRICT)
+        weights *= pair_decay(g, C, STRICT, KIND)
         total *= head_read(g)[:, None]
     else:
         weights = tl.where(causal(C, STRICT), weights, 0.0)

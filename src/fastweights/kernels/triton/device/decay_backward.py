@@ -21,6 +21,7 @@ from fastweights.kernels.triton.device.scores import (
     add_up_finite,
     causal,
     causal_transposed,
+    channel_read,
     channel_suffix,
     head_read,
     head_write,
@@ -29,7 +30,7 @@ from fastweights.kernels.triton.device.scores import (
     load_head_decay,
     load_keys,
     middle_sums,
-    pair_decay,
+    pair_decay_both,
     pair_decay_transposed,
     reaches,
 )
@@ -90,7 +91,7 @@ def value_gradients(
         if d_states is not None:
             d_state = load_matrix(d_states, index, columns, K, across, V)
             if scores is not None:
-                write = channel_suffix(log_decay, b, h, tokens, end, columns, K)
+                write = channel_suffix(log_decay, b, h, tokens, end, columns, K, C, KIND)
                 keys = keys.to(tl.float32) * write
             total = multiply_wide_add(keys, d_state, total, KIND)
     if scores is not None:
@@ -98,8 +99,8 @@ def value_gradients(
         weights = tl.load(scores + places)
     elif log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        weights *= pair_decay_transposed(g, C, STRICT)
-        total *= head_write(log_decay, b, h, tokens, end)[:, None]
+        weights *= pair_decay_transposed(g, C, STRICT, KIND)
+        total *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
     else:
         weights = tl.where(causal_transposed(C, STRICT), weights, 0.0)
     upstream = load_tile(d_o, b, h, tokens, length, across, V)
@@ -108,36 +109,7 @@ def value_gradients(
 
 
 @triton.jit
-def pair_gradients(
-    v,
-    d_o,
-    b,
-    h,
-    tokens,
-    length,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BV: tl.constexpr,
-    kind: tl.constexpr,
-):
-    """dP = dO Vᵀ of both tokens of a pair [C, C]: dP_ij at (i, j) and at (j, i) for j ≤ i."""
-    products = tl.zeros([C, C], tl.float32)
-    transposed = tl.zeros([C, C], tl.float32)
-    for first in range(0, V, BV):
-        across = first + tl.arange(0, BV)
-        values = load_tile(v, b, h, tokens, length, across, V)
-        upstream = load_tile(d_o, b, h, tokens, length, across, V)
-        products = multiply_add(upstream, tl.trans(values), products, kind)
-        transposed = multiply_add(values, tl.trans(upstream), transposed, kind)
-    pairs = tl.where(causal(C, False), products, transposed)
-    if kind == tl.bfloat16:
-        # as its products will take it; float16 has not its range
-        pairs = pairs.to(kind)
-    return pairs
-
-
-@triton.jit
-def state_products(
+def reader_products(
     v,
     d_o,
     states,
@@ -155,21 +127,32 @@ def state_products(
     BV: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """(dO Sᵀ, V dS'ᵀ [C, K], Σ dS' ∘ S over values [K]); the last two are 0 without d_states."""
+    """(dP, dO Sᵀ, V dS'ᵀ [C, K], Σ dS' ∘ S over values [K]); the last two are 0 without d_states.
+
+    dP = dO Vᵀ is that of both tokens of a pair [C, C]: dP_ij at (i, j) and at (j, i) for j ≤ i.
+    """
+    products = tl.zeros([C, C], tl.float32)
+    transposed = tl.zeros([C, C], tl.float32)
     of_rows = tl.zeros([C, BK], tl.float32)
     of_keys = tl.zeros([C, BK], tl.float32)
     of_carry = tl.zeros([BK], tl.float32)
     for first in range(0, V, BV):
         across = first + tl.arange(0, BV)
+        values = load_tile(v, b, h, tokens, length, across, V)
         upstream = load_tile(d_o, b, h, tokens, length, across, V)
+        products = multiply_add(upstream, tl.trans(values), products, KIND)
+        transposed = multiply_add(values, tl.trans(upstream), transposed, KIND)
         state = load_matrix(states, index, columns, K, across, V)
         of_rows = multiply_wide_add(upstream, tl.trans(state), of_rows, KIND)
         if d_states is not None:
-            values = load_tile(v, b, h, tokens, length, across, V)
             d_state = load_matrix(d_states, index, columns, K, across, V)
             of_keys = multiply_wide_add(values, tl.trans(d_state), of_keys, KIND)
             of_carry += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), axis=1)
-    return of_rows, of_keys, of_carry
+    pairs = tl.where(causal(C, False), products, transposed)
+    if KIND == tl.bfloat16:
+        # as its products will take it; float16 has not its range
+        pairs = pairs.to(KIND)
+    return pairs, of_rows, of_keys, of_carry
 
 
 @triton.jit
@@ -258,34 +241,30 @@ def reader_gradients(
     block, columns, index = block_of(K, BK)
     b, h, start, tokens = chunk_of(index, length, heads, C)
 
-    pairs = pair_gradients(v, d_o, b, h, tokens, length, V, C, BV, KIND)
-    d_queries, d_keys, d_carry = state_products(
+    pairs, d_queries, d_keys, d_carry = reader_products(
         v, d_o, states, d_states, b, h, index, tokens, length, columns, K, V, C, BK, BV, KIND
     )
     queries = load_tile(rows, b, h, tokens, length, columns, K)
     keys = load_tile(k, b, h, tokens, length, columns, K)
-    if log_decay is None:
-        seen = tl.where(causal(C, STRICT), pairs, 0.0)
-        d_queries = multiply_wide_add(seen, keys, d_queries, KIND)
-        seen = tl.where(causal_transposed(C, STRICT), pairs, 0.0)
-        d_keys = multiply_wide_add(seen, queries, d_keys, KIND)
-    else:
+    if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
         end = tl.minimum(start + C, length)
         d_queries *= head_read(g)[:, None]
-        d_keys *= head_write(log_decay, b, h, tokens, end)[:, None]
-        d_end = tl.sum(keys * d_keys, axis=0) + d_carry * tl.exp2(tl.sum(g, axis=0))
-        d_queries = multiply_wide_add(pairs * pair_decay(g, C, STRICT), keys, d_queries, KIND)
-        seen = pairs * pair_decay_transposed(g, C, STRICT)
-        d_keys = multiply_wide_add(seen, queries, d_keys, KIND)
-        if d_log_decay is not None:
-            # as in `store_channel_decay_gradient`; the sums of all tokens hold the last one's
-            last = (tl.arange(0, C) == C - 1)[:, None]
-            d_sums = queries * d_queries - keys * d_keys + tl.where(last, d_end[None, :], 0.0)
-            found = tl.cumsum(tl.sum(d_sums, axis=1), axis=0, reverse=True)
-            found = tl.where(g == float("-inf"), 0.0, found)[:, None]
-            column = block + tl.arange(0, 1)
-            store_tile(d_log_decay, b, h, tokens, length, column, k_blocks, found)
+        d_keys *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
+        carried = tl.sum(d_carry, axis=0) * tl.exp2(tl.sum(g, axis=0))
+        d_end = tl.sum(tl.sum(keys * d_keys, axis=1), axis=0) + carried
+        pairs = pairs * pair_decay_both(g, C, KIND)
+    seen = tl.where(causal(C, STRICT), pairs, 0.0)
+    d_queries = multiply_wide_add(seen, keys, d_queries, KIND)
+    seen = tl.where(causal_transposed(C, STRICT), pairs, 0.0)
+    d_keys = multiply_wide_add(seen, queries, d_keys, KIND)
+    if d_log_decay is not None:
+        # as in `store_channel_decay_gradient`
+        d_sums = tl.sum(queries * d_queries - keys * d_keys, axis=1)
+        found = tl.cumsum(d_sums, axis=0, reverse=True) + d_end
+        found = tl.where(g == float("-inf"), 0.0, found)[:, None]
+        column = block + tl.arange(0, 1)
+        store_tile(d_log_decay, b, h, tokens, length, column, k_blocks, found)
     store_sum(d_rows, None, b, h, tokens, length, columns, K, d_queries)
     store_sum(d_k, d_k_before, b, h, tokens, length, columns, K, d_keys)
 
@@ -332,8 +311,7 @@ def channel_reader_gradients(
     mild = tl.min(reaches(g, C), axis=0) > MILD
     tl.store(steep + tl.program_id(0), 1 - mild.to(tl.int32))
     if mild:
-        pairs = pair_gradients(v, d_o, b, h, tokens, length, V, C, BV, KIND)
-        d_queries, d_keys, d_carry = state_products(
+        pairs, d_queries, d_keys, d_carry = reader_products(
             v, d_o, states, d_states, b, h, index, tokens, length, columns, K, V, C, BK, BV, KIND
         )
         # rows and keys meet in the chunk's middle: `up` is a row's decay from there, `down` a
@@ -394,14 +372,13 @@ def steep_reader_gradients(
     _, columns, index = block_of(K, BK)
     b, h, start, tokens = chunk_of(index, length, heads, C)
 
-    pairs = pair_gradients(v, d_o, b, h, tokens, length, V, C, BV, KIND)
-    d_queries, d_keys, d_carry = state_products(
+    pairs, d_queries, d_keys, d_carry = reader_products(
         v, d_o, states, d_states, b, h, index, tokens, length, columns, K, V, C, BK, BV, KIND
     )
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    d_queries *= head_read(g)
+    d_queries *= channel_read(g, C, KIND)
     end = tl.minimum(start + C, length)
-    d_keys *= channel_suffix(log_decay, b, h, tokens, end, columns, K)
+    d_keys *= channel_suffix(log_decay, b, h, tokens, end, columns, K, C, KIND)
     keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
     d_end = tl.sum(keys * d_keys, axis=0) + d_carry * tl.exp2(tl.sum(g, axis=0))
     i = tl.arange(0, C)

@@ -75,7 +75,8 @@ def scores(
     if log_decay is None:
         products = tl.where(causal(C, True), products, 0.0)
     else:
-        products *= pair_decay(load_head_decay(log_decay, b, h, tokens, length), C, True)
+        g = load_head_decay(log_decay, b, h, tokens, length)
+        products *= pair_decay(g, C, True, KIND)
     store_matrix(found, index, inside, C, inside, C, products)
 
 
@@ -182,7 +183,8 @@ def decay_ends(
         rows = load_tile(q, b, h, tokens, length, columns, K)
         store_tile(reading, b, h, tokens, length, columns, K, rows * read)
     rows = load_tile(k, b, h, tokens, length, columns, K)
-    write = channel_suffix(log_decay, b, h, tokens, tl.minimum(start + C, length), columns, K)
+    end = tl.minimum(start + C, length)
+    write = channel_suffix(log_decay, b, h, tokens, end, columns, K, C, KIND)
     store_tile(writing, b, h, tokens, length, columns, K, rows * write)
     carry = tl.exp2(tl.sum(g, axis=0))[None, :]
     store_matrix(carries, index, tl.arange(0, 1), 1, columns, K, carry)
@@ -263,7 +265,7 @@ def states(
         store_where_kept(missing, b, h, tokens, length, across, V, lacking)
         # S' = carry ∘ S + (k ∘ write)ᵀ u
         if log_decay is not None:
-            values *= head_write(log_decay, b, h, tokens, end)[:, None]
+            values *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
         state = multiply_add(keys, values, state, KIND)
     if final is not None:
         store_matrix(final, place, down, K, across, V, state)
@@ -337,7 +339,7 @@ def write_gradients(
     if log_decay is None:
         d_values = multiply_wide_add(keys, d_state, d_values, KIND)
     else:
-        write = head_write(log_decay, b, h, tokens, end)
+        write = head_write(log_decay, b, h, tokens, end, KIND)
         d_values += multiply_wide(keys, d_state, KIND) * write[:, None]
     return d_values
 

@@ -123,7 +123,8 @@ def gram_states(
         strength = load_column(beta, b, h, tokens, length).to(tl.float32)
         if log_decay is not None:
             sums = tl.sum(load_head_decay(log_decay, b, h, tokens, length), 0)
-            strength *= head_write(log_decay, b, h, tokens, tl.minimum(length, (chunk + 1) * C))
+            end = tl.minimum(length, (chunk + 1) * C)
+            strength *= head_write(log_decay, b, h, tokens, end, tl.float32)
             gram *= tl.exp2(sums)
             total += sums
         keys = split_stream(load_tile_transposed(k, b, h, tokens, length, down, K), PARTS)
@@ -158,30 +159,36 @@ def load_grams(states, place, matrices, columns, K: tl.constexpr, parts: tl.cons
 
 
 @triton.jit
-def iterate(system, fixed, found, left, enough, max_steps, C: tl.constexpr, parts: tl.constexpr):
-    """(x, the steps of every token [C]) from a first x and its residual, until all have converged.
+def iterate(system, fixed, wanted, guess, tol, max_steps, C: tl.constexpr, parts: tl.constexpr):
+    """(x, the steps of every token [C]) of (H + Λ) x = b, until all tokens have converged.
 
-    `system`: what `apply` takes of the chunk; `fixed`: Λ; `enough`: ‖r‖² of a token that has
-    converged.
+    A first pass takes the guess as a step of size 1 from 0, which is not counted: with a product of
+    its own before the loop, NVIDIA's assembler of CUDA 12.8 makes wrong addresses of the others.
+
+    `system`: what `apply` takes of the chunk; `fixed`: Λ; `wanted`: b; `tol`: at which part of the
+    guess's a residual is small enough.
     """
     grams, keys, keys_transposed, weights, read = system
-    direction = left
-    residual = tl.sum(left * left, 0)
+    found, left, direction = tl.zeros_like(wanted), wanted, guess
+    enough = tl.sum(wanted * wanted, 0) * ROUNDING
     # ‖r‖² of a token that has converged is 0 from then on: it stays where it is
-    residual = tl.where(residual > enough, residual, 0.0)
+    residual = tl.full([C], 1.0, tl.float32)
     taken = tl.zeros([C], tl.int32)
-    step = 0
+    step = -1
     while (step < max_steps) & (tl.max(residual, 0) > 0):
-        taken += (residual > 0).to(tl.int32)
+        taken += ((residual > 0) & (step >= 0)).to(tl.int32)
         # size = ‖r‖² / p·(H + Λ) p;  x + size p;  r - size (H + Λ) p
         product = apply(grams, keys, keys_transposed, weights, read, direction, parts)
         product += fixed * direction
         size = ratio(residual, tl.sum(direction * product, 0))
+        size = tl.where(step < 0, 1.0, size)
         found += size[None, :] * direction
         left -= size[None, :] * product
         # p' = r' + ‖r'‖² / ‖r‖² p
         after = tl.sum(left * left, 0)
-        direction = left + ratio(after, residual)[None, :] * direction
+        turn = tl.where(step < 0, 0.0, ratio(after, residual))
+        direction = left + turn[None, :] * direction
+        enough = tl.where(step < 0, tl.maximum(tol * tol * after, enough), enough)
         residual = tl.where((after > enough) & (residual > 0), after, 0.0)
         step += 1
     return found, taken
@@ -238,7 +245,7 @@ def conjugate_gradients(
     g = load_decays(log_decay, b, h, tokens, length)
     read = head_read(g)
     strength = load_column(beta, b, h, tokens, length).to(tl.float32)
-    weights = pair_decay_transposed(g, C, False) * strength[:, None]
+    weights = pair_decay_transposed(g, C, False, tl.float32) * strength[:, None]
 
     # Λ, 1 outside of the streams; diag(H_t + Λ) = Λ + ∏ γ diag H + Σ_s β_s (∏ γ) k_s²
     shown = tl.arange(0, 1) if ONE_RIDGE else tokens
@@ -249,17 +256,12 @@ def conjugate_gradients(
     diagonal = fixed + diagonal_gram[:, None] * read[None, :]
     diagonal = multiply_parts(split(wide * wide, PARTS), weights, diagonal, PARTS)
 
-    # b of size 1 ; x = b / diag ; r = b - (H + Λ) x ; p = r
+    # b of size 1, from x = b / diag
     wanted = load_tile_transposed(right, b, h, tokens, length, columns, K).to(tl.float32)
     scale = tl.max(tl.abs(wanted), 0)
     wanted = ratio(wanted, scale[None, :])
-    found = wanted / diagonal
-    left = wanted - apply(grams, keys, keys_transposed, weights, read, found, PARTS)
-    left -= fixed * found
-    residual = tl.sum(left * left, 0)
-    enough = tl.maximum(tol * tol * residual, tl.sum(wanted * wanted, 0) * ROUNDING)
     system = (grams, keys, keys_transposed, weights, read)
-    found, taken = iterate(system, fixed, found, left, enough, max_steps, C, PARTS)
+    found, taken = iterate(system, fixed, wanted, wanted / diagonal, tol, max_steps, C, PARTS)
     store_tile_transposed(x, b, h, tokens, length, columns, K, found * scale[None, :])
     if steps is not None:
         tl.store(steps + head * length + tokens, taken, mask=tokens < length)

@@ -2,6 +2,10 @@
 
 A stream of them is a `Numbers` of the host: the pointers of its parts and the distances between
 batches, tokens, heads and columns.
+
+Functions of two numbers take the one with more parts first: before Triton 3.7 a kernel has one
+version of a function for all arguments that are alike when their tuples are taken apart, so that a
+real number times a complex one would be computed as a complex one times a real one.
 """
 
 import triton
@@ -12,11 +16,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def times(a, b):
-    """a b"""
-    if len(a) == 1 and len(b) == 1:
+    """a b, where b has no part that a lacks."""
+    tl.static_assert(len(a) >= len(b))
+    if len(a) == 1:
         return (a[0] * b[0],)
-    elif len(a) == 1:
-        return (a[0] * b[0], a[0] * b[1])
     elif len(b) == 1:
         return (a[0] * b[0], a[1] * b[0])
     else:
@@ -24,23 +27,21 @@ def times(a, b):
 
 
 @triton.jit
-def conjugate_times(a, b):
-    """ā b"""
-    if len(a) == 1:
+def times_conjugate(a, b):
+    """a b̄, where b has no part that a lacks."""
+    tl.static_assert(len(a) >= len(b))
+    if len(b) == 1:
         return times(a, b)
-    elif len(b) == 1:
-        return (a[0] * b[0], -a[1] * b[0])
     else:
-        return (a[0] * b[0] + a[1] * b[1], a[0] * b[1] - a[1] * b[0])
+        return (a[0] * b[0] + a[1] * b[1], a[1] * b[0] - a[0] * b[1])
 
 
 @triton.jit
 def plus(a, b):
-    """a + b"""
-    if len(a) == 1 and len(b) == 1:
+    """a + b, where b has no part that a lacks."""
+    tl.static_assert(len(a) >= len(b))
+    if len(a) == 1:
         return (a[0] + b[0],)
-    elif len(a) == 1:
-        return (a[0] + b[0], b[1])
     elif len(b) == 1:
         return (a[0] + b[0], a[1])
     else:
@@ -50,6 +51,7 @@ def plus(a, b):
 @triton.jit
 def minus(a, b):
     """a - b, where b has no part that a lacks."""
+    tl.static_assert(len(a) >= len(b))
     if len(b) == 1:
         if len(a) == 1:
             return (a[0] - b[0],)

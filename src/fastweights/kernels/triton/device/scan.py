@@ -15,7 +15,6 @@ import triton.language as tl
 
 from fastweights.kernels.triton.device.numbers import (
     choose,
-    conjugate_times,
     exponential,
     minus,
     one_minus_exp,
@@ -25,6 +24,7 @@ from fastweights.kernels.triton.device.numbers import (
     read_row,
     sum_of,
     times,
+    times_conjugate,
     write,
     write_row,
     zeros,
@@ -105,6 +105,15 @@ def key_at(k, constant, log, at, j: tl.constexpr, there, K: tl.constexpr, T, SHA
         return (one_minus_exp(log[0]),)
     else:
         return numbers_at(k, constant, at, j, there, K, T, SHARED)
+
+
+@triton.jit
+def outer(key, value):
+    """k v, which a token adds to the state."""
+    if len(key) < len(value):
+        return times(value, key)
+    else:
+        return times(key, value)
 
 
 @triton.jit
@@ -304,11 +313,11 @@ def summarize(
                 log, a = decay_at(g, factors, narrow, constant_a, at, step, there)
                 key = key_at(k, constant_k, log, at, step, there, K, T, SHARED_K)
                 if REVERSE:
-                    s = conjugate_times(a, plus(s, conjugate_times(key, vs[j])))
-                    kept = conjugate_times(a, kept)
+                    s = times_conjugate(plus(s, times_conjugate(vs[j], key)), a)
+                    kept = times_conjugate(kept, a)
                 else:
-                    s = plus(times(a, s), times(key, vs[j]))
-                    kept = times(a, kept)
+                    s = plus(times(s, a), outer(key, vs[j]))
+                    kept = times(kept, a)
         store_states(summaries[0], index, cell, K, kept)
         store_states(summaries[1], index, cell, K, s)
 
@@ -373,10 +382,10 @@ def scan_forward(
                 log, a = decay_at(g, factors, narrow_at(gs, j), constant_a, at, j, there)
                 key = key_at(k, constant_k, log, at, j, there, K, T, SHARED_K)
                 # S_t = α_t S_{t-1} + k_t v_t
-                s = plus(times(a, s), times(key, vs[j]))
+                s = plus(times(s, a), outer(key, vs[j]))
                 # o_t = Σ_k q_t S_t
                 query = numbers_at(q, constant_q, at, j, there, K, T, SHARED_Q)
-                sums = sums + (plus(outputs[j], sum_of(times(query, s), 0)),)
+                sums = sums + (plus(outputs[j], sum_of(times(s, query), 0)),)
             outputs = sums
             if BLOCKS > 1:
                 store_states(carry, index, cell, K, s)
@@ -404,7 +413,7 @@ def walk_tile(
         log, a = decay_at(g, rate, narrow_at(gs, j), constant_a, at, j, there)
         key = key_at(k, constant_k, log, at, j, there, K, T, SHARED)
         befores, logs, decays = befores + (s,), logs + (log,), decays + (a,)
-        s = plus(times(a, s), times(key, vs[j]))
+        s = plus(times(s, a), outer(key, vs[j]))
     return befores, logs, decays
 
 
@@ -500,22 +509,22 @@ def walk_back(
         key = key_at(k, constant_k, logs[j], at, j, there, K, T, SHARED_K)
         query = numbers_at(q, constant_q, at, j, there, K, T, SHARED_Q)
         # o_t = Σ_k q_t S_t: dq_t = S̄_t do_t, and dS_t = G_{t+1} + q̄_t do_t
-        d_query = conjugate_times(plus(times(a, before), times(key, value)), d_output)
+        d_query = times_conjugate(d_output, plus(times(before, a), outer(key, value)))
         keep_gradient(dq, at, j, there, place, K, T, SHARED_Q, d_query)
         q_sums = sum_up(q_sums, there, d_query)
-        d_state = plus(grad, conjugate_times(query, d_output))
+        d_state = plus(grad, times_conjugate(d_output, query))
         # S_t = α_t S_{t-1} + k_t v_t: dk_t = v̄_t dS_t, dv_t = Σ_k k̄_t dS_t
-        d_key = conjugate_times(value, d_state)
+        d_key = times_conjugate(d_state, value)
         keep_gradient(dk, at, j, there, place, K, T, SHARED_K, d_key)
         k_sums = sum_up(k_sums, there, d_key)
-        d_value = sum_of(parts_for(v, conjugate_times(key, d_state)), 0)
+        d_value = sum_of(parts_for(v, times_conjugate(d_state, key)), 0)
         back_dvs = (plus(dvs[j], d_value),) + back_dvs
         # G_t = ᾱ_t dS_t, and d log α_t = S̄_{t-1} G_t
-        grad = conjugate_times(a, d_state)
-        d_log = conjugate_times(before, grad)
+        grad = times_conjugate(d_state, a)
+        d_log = times_conjugate(grad, before)
         if k is None and len(constant_k) == 0:
             # dk / d log α = -α
-            d_log = minus(d_log, times(a, d_key))
+            d_log = minus(d_log, times(d_key, a))
         if NARROW:
             scaled = d_log if len(factors) == 0 else times(d_log, factors)
             back_dgs = (plus(dgs[j], sum_of(parts_for(g, scaled), 0)),) + back_dgs
@@ -525,7 +534,7 @@ def walk_back(
         if len(rate_sums) > 0:
             # a reset has no gradient: 0 for its −inf
             finite = choose(gs[j][0] > float("-inf"), gs[j], 0.0)
-            rate_sums = plus(rate_sums, times(finite, d_log))
+            rate_sums = plus(rate_sums, times(d_log, finite))
     return grad, back_dvs, back_dgs, (q_sums, k_sums, g_sums, rate_sums)
 
 

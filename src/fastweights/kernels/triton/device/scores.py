@@ -5,10 +5,14 @@ With g_r = log2 α_r ≤ 0 of the chunk's tokens, P_ij = Σ_c row_ic key_jc 2^(�
 (STRICT: j < i), read_i = 2^(Σ_{r≤i} g_r), write_j = 2^(Σ_{r>j} g_r) and carry = 2^(Σ_r g_r). The
 rows are queries, or the keys of an erasing rule.
 
-A sum that stands in an exponent is never a difference of other sums, so that −inf and steep decays
-are exact: they are cumulative sums, but those between two tokens of decays per channel. There they
-are products with matrices of 0 and 1 on tensor cores, g in parts that bfloat16 holds; a pair of
-tokens meets at an anchor between them, so that the exponents of both its sides are ≤ 0:
+In float32 a sum that stands in an exponent is never a difference of other sums, so that −inf and
+steep decays are exact: they are cumulative sums, but those between two tokens of decays per
+channel. In half precision those of a decay per head are differences of one cumulative sum, of g no
+less than `LEAST`: it is 2^14 at most, where float32's step is a quarter of bfloat16's.
+
+Sums of decays per channel are products with matrices of 0 and 1 on tensor cores, g in parts that
+bfloat16 holds; a pair of tokens meets at an anchor between them, so that the exponents of both its
+sides are ≤ 0:
 
     level s = 1, 2, 4, … C/2: rows in the upper and keys in the lower half of a block of 2 s
     tokens; the anchor is the last token of the lower half
@@ -36,6 +40,8 @@ MILD = tl.constexpr(-60.0)
 """The log2 decay over half a chunk above which all pairs may meet in its middle: 2^±60 times a row
 or key stays far inside float32's and bfloat16's range.
 """
+LEAST = tl.constexpr(-256.0)
+"""A log2 decay that leaves nothing in float32, whatever else is added to it."""
 EMPTY = tl.constexpr(-1e4)
 """Stands for −inf in matrix products: 2^-10000 is 0, and 0 times it too."""
 
@@ -109,48 +115,106 @@ def causal_transposed(C: tl.constexpr, STRICT: tl.constexpr):
 
 
 @triton.jit
-def pair_decay(g, C: tl.constexpr, STRICT: tl.constexpr):
+def head_sums(g):
+    """Σ_{r≤i} g_r [C] of g no less than `LEAST`."""
+    return tl.cumsum(tl.maximum(g, LEAST), axis=0)
+
+
+@triton.jit
+def pair_decay(g, C: tl.constexpr, STRICT: tl.constexpr, kind: tl.constexpr):
     """2^(Σ_{j<r≤i} g_r) [C, C], 0 where row i does not see key j."""
-    i = tl.arange(0, C)
-    sums = tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), axis=0)
+    if kind == tl.float32:
+        i = tl.arange(0, C)
+        sums = tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), axis=0)
+    else:
+        ends = head_sums(g)
+        sums = ends[:, None] - ends[None, :]
     return tl.where(causal(C, STRICT), tl.exp2(sums), 0.0)
 
 
 @triton.jit
-def pair_decay_transposed(g, C: tl.constexpr, STRICT: tl.constexpr):
+def pair_decay_transposed(g, C: tl.constexpr, STRICT: tl.constexpr, kind: tl.constexpr):
     """The same as [keys, rows]."""
-    i = tl.arange(0, C)
-    sums = tl.cumsum(tl.where(i[:, None] < i[None, :], g[None, :], 0.0), axis=1)
+    if kind == tl.float32:
+        i = tl.arange(0, C)
+        sums = tl.cumsum(tl.where(i[:, None] < i[None, :], g[None, :], 0.0), axis=1)
+    else:
+        ends = head_sums(g)
+        sums = ends[None, :] - ends[:, None]
     return tl.where(causal_transposed(C, STRICT), tl.exp2(sums), 0.0)
 
 
 @triton.jit
+def pair_decay_both(g, C: tl.constexpr, kind: tl.constexpr):
+    """That of both tokens of a pair [C, C]: of i and j at (i, j) and at (j, i)."""
+    if kind == tl.float32:
+        later = pair_decay_transposed(g, C, False, kind)
+        found = tl.where(causal(C, False), pair_decay(g, C, False, kind), later)
+    else:
+        ends = head_sums(g)
+        found = tl.exp2(-tl.abs(ends[:, None] - ends[None, :]))
+    return found
+
+
+@triton.jit
 def head_read(g):
-    """2^(Σ_{r≤i} g_r) [C]; of decays per channel, [C, K]."""
+    """2^(Σ_{r≤i} g_r) [C]."""
     return tl.exp2(tl.cumsum(g, axis=0))
 
 
 @triton.jit
-def head_write(log_decay, b, h, rows, end):
+def head_write(log_decay, b, h, rows, end, kind: tl.constexpr):
     """2^(Σ_{r>j} g_r) [C] of the chunk's `rows`, which ends before the token `end`."""
-    return tl.exp2(tl.cumsum(load_head_decay(log_decay, b, h, rows + 1, end), axis=0, reverse=True))
+    if kind == tl.float32:
+        sums = tl.cumsum(load_head_decay(log_decay, b, h, rows + 1, end), axis=0, reverse=True)
+    else:
+        g = tl.maximum(load_head_decay(log_decay, b, h, rows, end), LEAST)
+        sums = tl.sum(g, axis=0) - tl.cumsum(g, axis=0)
+    return tl.exp2(sums)
 
 
 # A decay per channel: g [C, K], transposed [K, C].
 
 
 @triton.jit
-def channel_suffix(log_decay, b, h, rows, end, columns, width: tl.constexpr):
+def channel_suffix(
+    log_decay, b, h, rows, end, columns, width: tl.constexpr, C: tl.constexpr, kind: tl.constexpr
+):
     """2^(Σ_{r>j} g_r) [C, K] of the chunk's `rows`, which ends before the token `end`."""
-    g = load_decay(log_decay, b, h, rows + 1, end, columns, width)
-    return tl.exp2(tl.cumsum(g, axis=0, reverse=True))
+    if kind == tl.float32:
+        g = load_decay(log_decay, b, h, rows + 1, end, columns, width)
+        sums = tl.cumsum(g, axis=0, reverse=True)
+    else:
+        i = tl.arange(0, C)
+        g = load_decay(log_decay, b, h, rows, end, columns, width)
+        sums = add_up(i[None, :] > i[:, None], g, kind)
+    return tl.exp2(sums)
 
 
 @triton.jit
-def channel_write_transposed(log_decay, b, h, rows, end, columns, width: tl.constexpr):
+def channel_write_transposed(
+    log_decay, b, h, rows, end, columns, width: tl.constexpr, C: tl.constexpr, kind: tl.constexpr
+):
     """The same as [K, C]."""
-    g = load_decay_transposed(log_decay, b, h, rows + 1, end, columns, width)
-    return tl.exp2(tl.cumsum(g, axis=1, reverse=True))
+    if kind == tl.float32:
+        g = load_decay_transposed(log_decay, b, h, rows + 1, end, columns, width)
+        sums = tl.cumsum(g, axis=1, reverse=True)
+    else:
+        i = tl.arange(0, C)
+        g = load_decay_transposed(log_decay, b, h, rows, end, columns, width)
+        sums = add_up_transposed(g, i[:, None] > i[None, :], kind)
+    return tl.exp2(sums)
+
+
+@triton.jit
+def channel_read_transposed(g, C: tl.constexpr, kind: tl.constexpr):
+    """2^(Σ_{r≤i} g_r) [K, C]."""
+    if kind == tl.float32:
+        sums = tl.cumsum(g, axis=1)
+    else:
+        i = tl.arange(0, C)
+        sums = add_up_transposed(g, i[:, None] <= i[None, :], kind)
+    return tl.exp2(sums)
 
 
 @triton.jit
@@ -199,8 +263,12 @@ def add_up_transposed(g, chosen, kind: tl.constexpr):
 @triton.jit
 def channel_read(g, C: tl.constexpr, kind: tl.constexpr):
     """2^(Σ_{r≤i} g_r) [C, K]."""
-    i = tl.arange(0, C)
-    return tl.exp2(add_up(i[None, :] <= i[:, None], g, kind))
+    if kind == tl.float32:
+        sums = tl.cumsum(g, axis=0)
+    else:
+        i = tl.arange(0, C)
+        sums = add_up(i[None, :] <= i[:, None], g, kind)
+    return tl.exp2(sums)
 
 
 @triton.jit
