@@ -1,5 +1,5 @@
-"""The states before chunks of tokens, the scores inside them, and what rows read of both: the parts
-that the rules share which decay a matrix per head.
+"""The states before chunks of tokens, and what rows read of them: parts that the rules share which
+decay a matrix per head.
 """
 
 from __future__ import annotations
@@ -91,6 +91,25 @@ class Chunks(NamedTuple):
         return max(1, -(-self.per_sequence // segments))
 
 
+class Anchored(NamedTuple):
+    """Streams ``[b t h ·]`` as the parts of chunks read them, and what decays them.
+
+    Attributes:
+        q, e, k: rows and keys; of a decay per channel decayed from and to their chunk's anchor
+        log_decay: of a decay per head, or None
+        ends: ``[b h N, 3, k]`` of a decay per channel, or None: Σ log2 α of a chunk before its
+            anchor, at it and behind it
+        steep: ``[b h N]``: whether the pairs inside a chunk are not those of rows and keys
+    """
+
+    q: Tensor | None
+    e: Tensor | None
+    k: Tensor
+    log_decay: Tensor | None
+    ends: Tensor | None
+    steep: Tensor | None
+
+
 class Tiles(NamedTuple):
     """How a kernel is launched: the widths of its blocks of keys and values, warps, stages."""
 
@@ -118,26 +137,6 @@ def state_tiles(chunks: Chunks) -> Tiles:
     return Tiles(block_of(chunks.keys, keys), block_of(chunks.values, 64), warps=4)
 
 
-def score_tiles(chunks: Chunks) -> Tiles:
-    """Of kernels that decay pairs of tokens per channel, all from one anchor."""
-    keys = block_of(chunks.keys, pair_keys(chunks))
-    return Tiles(keys, block_of(chunks.values, 64), warps=4, stages=2 if keys == 32 else 1)
-
-
-def steep_tiles(chunks: Chunks) -> Tiles:
-    """Of kernels that decay pairs of tokens per channel level by level."""
-    keys = block_of(chunks.keys, pair_keys(chunks))
-    warps = 4 if chunks.kind == torch.float32 else 8
-    return Tiles(keys, block_of(chunks.values, 64), warps, stages=1)
-
-
-def pair_keys(chunks: Chunks) -> int:
-    """The widest block of keys for `score_tiles`; before Hopper, both sides of a product are in
-    registers.
-    """
-    return 32 if chunks.kind == torch.float32 or chunks.capability >= HOPPER else 16
-
-
 def output_tiles(chunks: Chunks) -> Tiles:
     """Of kernels that read the states of all chunks at once."""
     if chunks.kind == torch.float32:
@@ -152,11 +151,6 @@ def product_kind(dtype: torch.dtype) -> Any:
 
     kinds = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
     return kinds[dtype]
-
-
-def is_per_channel(log_decay: Tensor | None) -> bool:
-    """Whether every key channel has a decay of its own."""
-    return log_decay is not None and log_decay.shape[-1] > 1
 
 
 def launch_chunks(
@@ -186,35 +180,37 @@ def launch_chunks(
 
 def chunk_states(
     start: Tensor,
-    k: Tensor | None,
     v: Tensor,
-    log_decay: Tensor | None,
+    streams: Anchored,
     chunks: Chunks,
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(the states ``[b h N, k, v]`` before the chunks, the one ``[b h k v]`` after the last).
+    """(the states ``[b h N, k, v]`` before the chunks, decayed to their anchors, the one
+    ``[b h k v]`` after the last token).
 
-    In `reverse`, of the last state's gradient, the rows that read the states and the gradient of
-    what they read: (the gradients of the states after the chunks, that of the first state).
+    In `reverse`, of the last state's gradient and that of what the queries read: (the gradients of
+    the states after the chunks, decayed to their anchors, that of the first state).
 
     Args:
         start: ``[b h k v]`` before the first token, in float32
-        k, v, log_decay: streams ``[b t h ·]``, expanded; no k stands for 1 - α
+        v: the stream of values ``[b t h v]``
+        streams: of the others
         chunks: of these streams
     """
     from fastweights.kernels.triton.device.decay import states
 
-    tiles = state_tiles(chunks)
-    streams, per_channel = strided(k, v, log_decay), is_per_channel(log_decay)
+    tiles, log_decay, ends = state_tiles(chunks), streams.log_decay, streams.ends
+    read = *strided(streams.q if reverse else streams.k, v, log_decay), ends
     found = v.new_empty(chunks.states_shape, dtype=chunks.state_dtype)
 
     def walk(start: Tensor | None, *written: Tensor | None, span: int, segments: int) -> None:
         programs = chunks.sequences * segments * tiles.blocks(chunks)
-        arguments = (start, *streams, *written)
-        launch_chunks(states, programs, arguments, chunks, tiles, per_channel, reverse, span=span)
+        arguments = (start, *read, *written)
+        launch_chunks(states, programs, arguments, chunks, tiles, reverse, span=span)
 
-    return found, walk_time(walk, start, found, chunks, log_decay is not None, reverse=reverse)
+    decays = log_decay is not None or ends is not None
+    return found, walk_time(walk, start, found, chunks, decays, reverse=reverse)
 
 
 def walk_time(
@@ -282,34 +278,10 @@ def chain_segments(
     return found
 
 
-def chunk_scores(
-    rows: Tensor, k: Tensor | None, log_decay: Tensor | None, chunks: Chunks, *, strict: bool
-) -> Tensor | None:
-    """P ``[b h N, C, C]`` of a decay per channel; None of others, whose P is made where it is used.
-
-    Args:
-        rows: the stream of queries, or of the keys of an erasing rule
-        k, log_decay: as in `chunk_states`
-        chunks: of these streams
-        strict: whether a row sees only the keys of tokens before it
-    """
-    if not is_per_channel(log_decay):
-        return None
-    from fastweights.kernels.triton.device.decay import scores, steep_scores
-
-    found = rows.new_empty(chunks.count, chunks.size, chunks.size, dtype=chunks.kind)
-    steep = rows.new_empty(chunks.count, dtype=torch.int32)
-    for kernel, tiles in ((scores, score_tiles(chunks)), (steep_scores, steep_tiles(chunks))):
-        arguments = (*strided(rows, k, log_decay), found, steep)
-        launch_chunks(kernel, chunks.count, arguments, chunks, tiles, strict, values=False)
-    return found
-
-
 def chunk_outputs(
     rows: Tensor,
-    k: Tensor | None,
     v: Tensor,
-    log_decay: Tensor | None,
+    streams: Anchored,
     scores: Tensor | None,
     states: Tensor,
     chunks: Chunks,
@@ -319,16 +291,19 @@ def chunk_outputs(
     """What the rows read, ``[b t h v]`` in the dtype of the products.
 
     Args:
-        rows, k, log_decay, strict: as in `chunk_scores`
+        rows: the queries or erasing keys of `streams`
         v: the values that the states were written with
-        scores, states: of `chunk_scores` and `chunk_states`
+        streams: what they are decayed by, and the keys
+        scores: of `anchored.steep_scores`
+        states: of `chunk_states`
         chunks: of these streams
+        strict: whether a row sees only the keys of tokens before it
     """
     from fastweights.kernels.triton.device.decay import outputs
 
     tiles = output_tiles(chunks)
     o = v.new_empty(*rows.shape[:-1], chunks.values, dtype=chunks.kind)
     programs = chunks.count * -(-chunks.values // tiles.values)
-    arguments = (*strided(rows, k, v, log_decay), scores, states, *strided(o))
-    launch_chunks(outputs, programs, arguments, chunks, tiles, strict)
+    read = *strided(rows, streams.k, v, streams.log_decay), scores, streams.steep, states
+    launch_chunks(outputs, programs, (*read, *strided(o)), chunks, tiles, strict)
     return o

@@ -9,13 +9,8 @@ from torch import Tensor
 
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel, refuse_complex
-from fastweights.kernels.triton.chunks import (
-    WIDEST,
-    Chunks,
-    chunk_outputs,
-    chunk_scores,
-    chunk_states,
-)
+from fastweights.kernels.triton.anchored import Given, anchor, steep_scores
+from fastweights.kernels.triton.chunks import WIDEST, Chunks, chunk_outputs, chunk_states
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, refuse_missing
 from fastweights.kernels.triton.operator import NoSettings, OperatorResult, Streams, TritonOperator
@@ -30,7 +25,7 @@ NARROWEST = 8
 
 
 def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> OperatorResult:
-    """(o, the state after the last token), and for the backward the scores of a decay per channel.
+    """(o, the state after the last token), and for the backward the scores of steep chunks.
 
     Args:
         settings: none
@@ -43,9 +38,12 @@ def decay_forward(settings: NoSettings, streams: Streams, keep: bool) -> Operato
     assert q is not None
     assert v is not None
     chunks = Chunks.of(q, v, torch.promote_types(q.dtype, v.dtype))
-    states, final = chunk_states(start, k, v, log_decay, chunks)
-    scores = chunk_scores(q, k, log_decay, chunks, strict=False)
-    o = chunk_outputs(q, k, v, log_decay, scores, states, chunks, strict=False)
+    given = Given(q, None, k, log_decay)
+    anchored = anchor(given, chunks)
+    states, final = chunk_states(start, v, anchored, chunks)
+    scores = steep_scores(q, given, anchored.steep, chunks, strict=False)
+    assert anchored.q is not None
+    o = chunk_outputs(anchored.q, v, anchored, scores, states, chunks, strict=False)
     return OperatorResult((o, final), (scores,) if keep else ())
 
 

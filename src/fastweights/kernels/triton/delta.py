@@ -12,18 +12,17 @@ from torch import Tensor
 
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.table import Kernel
+from fastweights.kernels.triton.anchored import Given, Reader, anchor, release, steep_scores
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import (
     WIDEST,
+    Anchored,
     Chunks,
     Tiles,
     block_of,
     chunk_outputs,
-    chunk_scores,
-    is_per_channel,
     launch_chunks,
     output_tiles,
-    score_tiles,
     state_tiles,
 )
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
@@ -47,6 +46,10 @@ class DeltaStreams(NamedTuple):
     v: Tensor
     beta: Tensor
     log_decay: Tensor | None
+
+    @property
+    def given(self) -> Given:
+        return Given(self.q, self.e, self.k, self.log_decay)
 
     @property
     def chunks(self) -> Chunks:
@@ -83,53 +86,20 @@ def _float32_tiles(chunks: Chunks, keys: int) -> Tiles:
     return Tiles(keys, block_of(chunks.values, 16), warps=8, stages=1 if keys > 128 else 2)
 
 
-def solve(s: DeltaStreams, chunks: Chunks) -> Tensor:
+def solve(s: DeltaStreams, anchored: Anchored, chunks: Chunks) -> Tensor:
     """The resolvent of every chunk ``[b h N, C, C]``."""
     from fastweights.kernels.triton.device import delta as device
 
-    products = chunk_scores(s.e, s.k, s.log_decay, chunks, strict=True)
     shape = chunks.count, chunks.size, chunks.size
-    if products is None:
-        tiles = output_tiles(chunks)
-        products = s.q.new_empty(shape, dtype=torch.float32)
-        arguments = (*strided(s.e, s.k, s.log_decay), products)
-        launch_chunks(device.scores, chunks.count, arguments, chunks, tiles, values=False)
+    products = s.q.new_empty(shape, dtype=torch.float32)
+    arguments = (*strided(anchored.e, anchored.k, anchored.log_decay), products)
+    tiles = output_tiles(chunks)
+    launch_chunks(device.scores, chunks.count, arguments, chunks, tiles, values=False)
+    steep_scores(s.e, s.given, anchored.steep, chunks, strict=True, found=products)
     found = s.q.new_empty(shape, dtype=chunks.kind)
     arguments = (products, Strided.of(s.beta), found, chunks.time, chunks.heads, chunks.size)
     launch(device.solve, (chunks.count,), *arguments, num_warps=1)
     return found
-
-
-class Ends(NamedTuple):
-    """What a walk along the chunks reads of keys and decays.
-
-    Attributes:
-        q, e, k: of a decay per channel decayed to the ends of their chunk, else as they are; the
-            queries only where they are asked for
-        log_decay: of a decay per head
-        carries: ``[b h N, k]`` of a decay per channel
-    """
-
-    q: Strided | None
-    e: Strided
-    k: Strided
-    log_decay: Strided | None
-    carries: Tensor | None
-
-    @classmethod
-    def of(cls, s: DeltaStreams, q: Tensor | None, chunks: Chunks) -> Ends:
-        if not is_per_channel(s.log_decay):
-            streams = Strided.or_none(q), Strided.of(s.e), Strided.of(s.k)
-            return cls(*streams, Strided.or_none(s.log_decay), None)
-        from fastweights.kernels.triton.device.delta import decay_ends
-
-        tiles, given = score_tiles(chunks), (q, s.e, s.k)
-        decayed = [None if x is None else x.new_empty(x.shape, dtype=chunks.kind) for x in given]
-        carries = s.q.new_empty(chunks.count, chunks.keys, dtype=torch.float32)
-        found, programs = strided(*decayed), chunks.count * -(-chunks.keys // tiles.keys)
-        arguments = (*strided(*given, s.log_decay), *found, carries)
-        launch_chunks(decay_ends, programs, arguments, chunks, tiles, values=False)
-        return cls(*found, None, carries)  # type: ignore[arg-type]
 
 
 class WrittenValues(NamedTuple):
@@ -170,7 +140,7 @@ class Segments(NamedTuple):
 
 
 def write(
-    s: DeltaStreams, ends: Ends, resolvent: Tensor, chunks: Chunks, *, keep_missing: bool
+    s: DeltaStreams, anchored: Anchored, resolvent: Tensor, chunks: Chunks, *, keep_missing: bool
 ) -> WrittenValues:
     """Walk along the tokens from the start."""
     from fastweights.kernels.triton.device.delta import states
@@ -189,9 +159,9 @@ def write(
         width = chunks.keys if v is None else chunks.values
         columns = chunks._replace(values=width)
         blocks = tiles._replace(values=block_of(width, tiles.values))
-        read = (ends.e, ends.k, Strided.or_none(v), Strided.of(s.beta), *ends[3:], resolvent)
+        read = strided(anchored.e, anchored.k, v, s.beta, anchored.log_decay)
         programs = chunks.sequences * segments.count * -(-width // blocks.values)
-        arguments = (start, *read, *kept, last)
+        arguments = (start, *read, anchored.ends, resolvent, *kept, last)
         launch_chunks(states, programs, arguments, columns, blocks, span=segments.span)
 
     if segments.count == 1:
@@ -243,16 +213,18 @@ def chain(
 
 def delta_forward(settings: NoSettings, streams: Streams, keep: bool) -> OperatorResult:
     """(o ``[b t h v]``, the state after the last token), and for the backward the resolvents and
-    the scores of a decay per channel.
+    the scores of steep chunks.
     """
     del settings
     s = DeltaStreams(*streams)  # type: ignore[arg-type]
     chunks = s.chunks
-    resolvent = solve(s, chunks)
-    found = write(s, Ends.of(s, None, chunks), resolvent, chunks, keep_missing=False)
-    scores = chunk_scores(s.q, s.k, s.log_decay, chunks, strict=False)
+    anchored = anchor(s.given, chunks)
+    resolvent = solve(s, anchored, chunks)
+    found = write(s, anchored, resolvent, chunks, keep_missing=False)
+    scores = steep_scores(s.q, s.given, anchored.steep, chunks, strict=False)
+    assert anchored.q is not None
     o = chunk_outputs(
-        s.q, s.k, found.values, s.log_decay, scores, found.states, chunks, strict=False
+        anchored.q, found.values, anchored, scores, found.states, chunks, strict=False
     )
     return OperatorResult((o, found.final), (resolvent, scores) if keep else ())
 
@@ -277,7 +249,7 @@ class WriteGradients(NamedTuple):
 
 def write_back(
     s: DeltaStreams,
-    ends: Ends,
+    anchored: Anchored,
     resolvent: Tensor,
     written: WrittenValues,
     d_o: Tensor,
@@ -288,7 +260,7 @@ def write_back(
     """Walk back along the tokens from the end.
 
     Args:
-        s, ends, resolvent, chunks: as in `write`, the queries among the ends
+        s, anchored, resolvent, chunks: as in `write`
         written: by it, with what was missing
         d_o, d_final: of the outputs and the state after the last token
         d_values: what the outputs give u inside of chunks
@@ -309,8 +281,16 @@ def write_back(
     def walk(
         after: Tensor | None, missing: Tensor | None, kept: Sequence[object], before: Tensor | None
     ) -> None:
-        read = (*ends[:3], Strided.of(s.beta), *ends[3:], resolvent)
-        arguments = (after, *read, *strided(d_o, d_values, missing), *kept, before)
+        read = strided(*anchored[:3], s.beta, anchored.log_decay)
+        arguments = (
+            after,
+            *read,
+            anchored.ends,
+            resolvent,
+            *strided(d_o, d_values, missing),
+            *kept,
+            before,
+        )
         programs = chunks.sequences * segments.count * blocks
         launch_chunks(state_gradients, programs, arguments, chunks, tiles, span=segments.span)
 
@@ -338,27 +318,34 @@ def delta_backward(
     s, (resolvent, scores) = DeltaStreams(*streams), saved  # type: ignore[arg-type]
     assert resolvent is not None
     chunks, d_o, d_final = s.chunks, side_by_side(gradients[0]), gradients[1]
-    ends = Ends.of(s, s.q, chunks)
-    written = write(s, ends, resolvent, chunks, keep_missing=True)
-    u = written.values
-    d_u = value_gradients(s.q, s.k, u, s.log_decay, d_o, scores, None, chunks, strict=False)
-    found = write_back(s, ends, resolvent, written, d_o, d_u, d_final, chunks)
+    anchored = anchor(s.given, chunks)
+    written = write(s, anchored, resolvent, chunks, keep_missing=True)
+    u, q, e = written.values, anchored.q, anchored.e
+    assert q is not None
+    assert e is not None
+    d_u = value_gradients(q, u, anchored, d_o, scores, None, chunks, strict=False)
+    found = write_back(s, anchored, resolvent, written, d_o, d_u, d_final, chunks)
     _, for_q, for_e, for_k, _, _, for_decay = wanted
     by_q = reader_gradients(
-        *(s.q, s.k, u, s.log_decay, d_o, written.states, found.states, chunks),
+        *(q, u, anchored, d_o, written.states, found.states, chunks),
         strict=False,
         wanted=(for_q, for_k, for_decay),
     )
     # what is erased is read from the same states, by the keys that erase
     by_e = reader_gradients(
-        *(s.e, s.k, u, s.log_decay, found.erased, written.states, None, chunks),
+        *(e, u, anchored, found.erased, written.states, None, chunks),
         strict=True,
         wanted=(for_e, for_k, for_decay),
         before=by_q,
     )
+    by_both = Given(by_q.rows, by_e.rows, by_e.k, by_e.log_decay)
+    if anchored.steep is not None:
+        readers = Reader(s.q, u, d_o, False), Reader(s.e, u, found.erased, True)
+        asked = (for_q, for_e, for_k, for_decay)
+        by_both = release(readers, s.given, (by_q, by_e), anchored.steep, chunks, asked)
     d_beta = found.beta.sum(-1, keepdim=True).to(s.beta.dtype)
-    d_v = found.values.to(s.v.dtype)
-    return found.start, by_q.rows, by_e.rows, by_e.k, d_v, d_beta, by_e.log_decay
+    d_v, d_log_decay = found.values.to(s.v.dtype), by_both.log_decay
+    return found.start, *by_both[:3], d_v, d_beta, d_log_decay
 
 
 def _define(_: NoSettings, streams: Streams) -> tuple[Tensor, Any]:

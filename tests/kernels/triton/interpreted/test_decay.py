@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.triton import chunks as host
+from fastweights.kernels.triton.anchored import Given, anchor, steep_scores
 from fastweights.kernels.triton.chips import CHIPS, pretend
-from fastweights.kernels.triton.chunks import Chunks, chunk_outputs, chunk_scores, chunk_states
+from fastweights.kernels.triton.chunks import Chunks, chunk_outputs, chunk_states
 from fastweights.kernels.triton.decay import TRITON_DECAY, TRITON_NORMALIZED
 from fastweights.recurrence import Decay, Delta, Normalized
 from triton_checks import TOLERANCE, Streams, check, relative
@@ -196,9 +197,12 @@ def test_a_strict_reader_sees_tokens_before_its_own(decay: str) -> None:
     assert v is not None
     start = torch.randn(1, 1, 16, 16)
     chunks = Chunks.of(e, v, torch.float32)
-    states, _ = chunk_states(start, k, v, log_decay, chunks)
-    scores = chunk_scores(e, k, log_decay, chunks, strict=True)
-    found = chunk_outputs(e, k, v, log_decay, scores, states, chunks, strict=True)
+    given = Given(e, None, k, log_decay)
+    anchored = anchor(given, chunks)
+    assert anchored.q is not None
+    states, _ = chunk_states(start, v, anchored, chunks)
+    scores = steep_scores(e, given, anchored.steep, chunks, strict=True)
+    found = chunk_outputs(anchored.q, v, anchored, scores, states, chunks, strict=True)
     state, wanted = start.double(), []
     record = build(streams)
     for t in range(40):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.kernels.triton.chunks import Chunks, chunk_scores, chunk_states
+from fastweights.kernels.triton.anchored import Given, Reader, anchor, release, steep_scores
+from fastweights.kernels.triton.chunks import Chunks, chunk_states
 from fastweights.kernels.triton.decay import TRITON_DECAY
 from fastweights.kernels.triton.decay_backward import (
     reader_gradients,
@@ -115,22 +116,29 @@ def test_a_second_reader_adds_to_the_gradients_of_the_first(
     assert v is not None
     chunks = Chunks.of(q, v, dtype)
     with poisoned_memory():
-        states, _ = chunk_states(start, k, v, g, chunks)
-        d_states, d_start = chunk_states(d_final, q, d_o, g, chunks, reverse=True)
-        more, d_start_more = chunk_states(
-            torch.zeros_like(d_final), e, d_y, g, chunks, reverse=True
-        )
+        given = Given(q, e, k, g)
+        a = anchor(given, chunks)
+        assert a.q is not None
+        assert a.e is not None
+        states, _ = chunk_states(start, v, a, chunks)
+        d_states, d_start = chunk_states(d_final, d_o, a, chunks, reverse=True)
+        second, nothing = a._replace(q=a.e), torch.zeros_like(d_final)
+        more, d_start_more = chunk_states(nothing, d_y, second, chunks, reverse=True)
         d_states += more
-        first = reader_gradients(q, k, v, g, d_o, states, d_states, chunks, strict=False)
-        both = reader_gradients(e, k, v, g, d_y, states, None, chunks, strict=True, before=first)
-        scores = chunk_scores(q, k, g, chunks, strict=False)
-        d_v = value_gradients(q, k, v, g, d_o, scores, d_states, chunks, strict=False)
-        scores = chunk_scores(e, k, g, chunks, strict=True)
+        by_q = reader_gradients(a.q, v, a, d_o, states, d_states, chunks, strict=False)
+        by_e = reader_gradients(a.e, v, a, d_y, states, None, chunks, strict=True, before=by_q)
+        scores = steep_scores(q, given, a.steep, chunks, strict=False)
+        d_v = value_gradients(a.q, v, a, d_o, scores, d_states, chunks, strict=False)
+        scores = steep_scores(e, given, a.steep, chunks, strict=True)
         nothing = torch.zeros_like(d_states)
-        d_v = d_v + value_gradients(e, k, v, g, d_y, scores, nothing, chunks, strict=True)
-    found = {"q": first.rows, "k": both.k, "v": d_v, "log_decay": both.log_decay}
+        d_v = d_v + value_gradients(a.e, v, a, d_y, scores, nothing, chunks, strict=True)
+        gradients = Given(by_q.rows, by_e.rows, by_e.k, by_e.log_decay)
+        if a.steep is not None:
+            readers = Reader(q, v, d_o, False), Reader(e, v, d_y, True)
+            gradients = release(readers, given, (by_q, by_e), a.steep, chunks, (True,) * 4)
+    found = {"q": gradients.q, "k": gradients.k, "v": d_v, "log_decay": gradients.log_decay}
     pairs = [(found[n], s.grad) for n, s in exact.items() if s is not None]
-    pairs += [(both.rows, rows.grad), (d_start + d_start_more, before.grad)]
+    pairs += [(gradients.e, rows.grad), (d_start + d_start_more, before.grad)]
     for gradient, wanted in pairs:
         assert gradient is not None
         assert wanted is not None

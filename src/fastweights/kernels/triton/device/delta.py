@@ -17,12 +17,9 @@ import triton.language as tl
 
 from fastweights.kernels.triton.device.scores import (
     causal,
-    channel_read,
-    channel_suffix,
     head_read,
     head_write,
     level_pairs,
-    load_decay,
     load_head_decay,
     pair_decay,
 )
@@ -39,6 +36,7 @@ from fastweights.kernels.triton.device.tiles import (
     multiply_add,
     multiply_wide,
     multiply_wide_add,
+    pass_end,
     segment_of,
     state_block,
     store_matrix,
@@ -60,10 +58,7 @@ def scores(
     BK: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """P ``[b h N, C, C]`` where nothing decays, or heads do: one program per chunk.
-
-    `decay.scores` makes that of a decay per channel.
-    """
+    """P ``[b h N, C, C]``: one program per chunk."""
     index, inside = tl.program_id(0), tl.arange(0, C)
     b, h, _, tokens = chunk_of(index, length, heads, C)
     products = tl.zeros([C, C], tl.float32)
@@ -71,7 +66,7 @@ def scores(
         columns = first + tl.arange(0, BK)
         erasing = load_tile(e, b, h, tokens, length, columns, K)
         keys = load_tile_transposed(k, b, h, tokens, length, columns, K)
-        products = multiply_add(erasing, keys, products, KIND)
+        products = multiply_wide_add(erasing, keys, products, KIND)
     if log_decay is None:
         products = tl.where(causal(C, True), products, 0.0)
     else:
@@ -148,48 +143,6 @@ def resolve(products, strengths, C: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["length"])
-def decay_ends(
-    q,
-    e,
-    k,
-    log_decay,
-    reading,
-    erasing,
-    writing,
-    carries,
-    length,
-    heads,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    KIND: tl.constexpr,
-):
-    """Queries and keys decayed to the ends of their chunk by a decay per channel, so that those who
-    walk along the chunks find them so: one program per chunk and block of K, in this order.
-
-    Args:
-        q, e, k, log_decay: streams; q may be None
-        reading, erasing, writing: the streams q ∘ read, e ∘ read and k ∘ write, which are written
-        carries: ``[b h N, 1, K]``, which is written
-    """
-    _, columns, index = block_of(K, BK)
-    b, h, start, tokens = chunk_of(index, length, heads, C)
-    g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    read = channel_read(g, C, KIND)
-    rows = load_tile(e, b, h, tokens, length, columns, K)
-    store_tile(erasing, b, h, tokens, length, columns, K, rows * read)
-    if q is not None:
-        rows = load_tile(q, b, h, tokens, length, columns, K)
-        store_tile(reading, b, h, tokens, length, columns, K, rows * read)
-    rows = load_tile(k, b, h, tokens, length, columns, K)
-    end = tl.minimum(start + C, length)
-    write = channel_suffix(log_decay, b, h, tokens, end, columns, K, C, KIND)
-    store_tile(writing, b, h, tokens, length, columns, K, rows * write)
-    carry = tl.exp2(tl.sum(g, axis=0))[None, :]
-    store_matrix(carries, index, tl.arange(0, 1), 1, columns, K, carry)
-
-
 @triton.jit(do_not_specialize=["length", "span"])
 def states(
     start,
@@ -198,7 +151,7 @@ def states(
     v,
     beta,
     log_decay,
-    carries,
+    ends,
     resolvent,
     found,
     written,
@@ -221,10 +174,10 @@ def states(
 
     Args:
         start: ``[b h segments, K, V]`` before each segment; None: zeros
-        e, k, v, beta: streams, e and k as `decay_ends` leaves them. Without v values are zero and
-            the start is the identity: what is found is the map of the segment, V is K
+        e, k, v, beta: streams, e and k as `anchored.anchor` leaves them. Without v values are zero
+            and the start is the identity: what is found is the map of the segment, V is K
         log_decay: the stream of a decay per head, or None
-        carries: ``[b h N, 1, K]`` of a decay per channel, or None
+        ends: ``[b h N, 3, K]`` of a decay per channel, or None
         resolvent: ``[b h N, C, C]``
         found: ``[b h N, K, V]``, or None: the states are not kept
         written, missing: the streams u and d, or None: not kept
@@ -239,6 +192,7 @@ def states(
         state = tl.where(down[:, None] == across[None, :], 1.0, 0.0)
     for n in range(begin, stop):
         index = tl.cast(sequence, tl.int64) * chunks + n
+        state = pass_end(state, ends, index, 0, down, K)
         if found is not None:
             store_matrix(found, index, down, K, across, V, state)
         tokens, end = n * C + inside, tl.minimum(n * C + C, length)
@@ -251,8 +205,7 @@ def states(
             g = load_head_decay(log_decay, b, h, tokens, length)
             held *= head_read(g)[:, None]
             state *= tl.exp2(tl.sum(g, axis=0))
-        if carries is not None:
-            state *= load_matrix_transposed(carries, index, tl.arange(0, 1), 1, down, K)
+        state = pass_end(state, ends, index, 1, down, K)
         # d = r + R (β ∘ r) with r = v - (e ∘ read) S
         if v is not None:
             lacking = load_tile(v, b, h, tokens, length, across, V).to(tl.float32) - held
@@ -266,7 +219,8 @@ def states(
         # S' = carry ∘ S + (k ∘ write)ᵀ u
         if log_decay is not None:
             values *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
-        state = multiply_add(keys, values, state, KIND)
+        state = multiply_wide_add(keys, values.to(KIND), state, KIND)
+        state = pass_end(state, ends, index, 2, down, K)
     if final is not None:
         store_matrix(final, place, down, K, across, V, state)
 
@@ -345,13 +299,11 @@ def write_gradients(
 
 
 @triton.jit
-def decay_state(state, log_decay, carries, index, at, down, K: tl.constexpr):
-    """carry ∘ S of a chunk: of a decay per head, or per channel; `at` as in `write_gradients`."""
+def decay_state(state, log_decay, at):
+    """carry ∘ S of a chunk, of a decay per head; `at` as in `write_gradients`."""
     b, h, tokens, length, end = at
     if log_decay is not None:
         state *= tl.exp2(tl.sum(load_head_decay(log_decay, b, h, tokens, length), axis=0))
-    if carries is not None:
-        state *= load_matrix_transposed(carries, index, tl.arange(0, 1), 1, down, K)
     return state
 
 
@@ -378,7 +330,7 @@ def add_read_gradients(
     if log_decay is not None:
         read = head_read(load_head_decay(log_decay, b, h, tokens, length))[:, None]
         upstream, d_erased = upstream * read, d_erased * read
-    d_state = multiply_add(queries, upstream, d_state, KIND)
+    d_state = multiply_wide_add(queries, upstream.to(KIND), d_state, KIND)
     erasing = load_tile_transposed(e, b, h, tokens, length, down, K)
     return multiply_wide_add(erasing, -d_erased, d_state, KIND)
 
@@ -391,7 +343,7 @@ def state_gradients(
     k,
     beta,
     log_decay,
-    carries,
+    ends,
     resolvent,
     d_o,
     d_written,
@@ -418,8 +370,8 @@ def state_gradients(
 
     Args:
         after: ``[b h segments, K, V]``: of the state after each segment; None: zeros
-        q, e, k, beta: streams, q, e and k as `decay_ends` leaves them
-        log_decay, carries: as in `states`
+        q, e, k, beta: streams, q, e and k as `anchored.anchor` leaves them
+        log_decay, ends: as in `states`
         resolvent: ``[b h N, C, C]``
         d_o: the stream of the outputs' gradients
         d_written: the stream of what the outputs in its chunk give u, Pᵀ dO for the rows q
@@ -441,11 +393,13 @@ def state_gradients(
         tokens, end = n * C + inside, tl.minimum(n * C + C, length)
         at = (b, h, tokens, length, end)
         strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
+        d_state = pass_end(d_state, ends, index, 2, down, K)
         if missing is not None:
             store_matrix(found, index, down, K, across, V, d_state)
         # dU = Pᵀ dO + (k ∘ write) dS'
         d_values = write_gradients(d_state, d_written, (k, log_decay), at, down, across, K, V, KIND)
-        d_state = decay_state(d_state, log_decay, carries, index, at, down, K)
+        d_state = decay_state(d_state, log_decay, at)
+        d_state = pass_end(d_state, ends, index, 1, down, K)
         # λ = dU + Rᵀ (β ∘ dU)
         system = load_matrix_transposed(resolvent, index, inside, C, inside, C)
         d_values = multiply_wide_add(system, strengths * d_values, d_values, KIND)
@@ -460,5 +414,6 @@ def state_gradients(
         # dS = (q ∘ read)ᵀ dO + carry ∘ dS' - (e ∘ read)ᵀ (β ∘ λ)
         streams = (q, e, d_o, log_decay)
         d_state = add_read_gradients(d_state, erased, streams, at, down, across, K, V, KIND)
+        d_state = pass_end(d_state, ends, index, 0, down, K)
     if before is not None:
         store_matrix(before, place, down, K, across, V, d_state)

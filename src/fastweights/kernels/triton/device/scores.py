@@ -32,7 +32,6 @@ from fastweights.kernels.triton.device.tiles import (
     load_tile,
     load_tile_transposed,
     multiply_add,
-    multiply_wide_add,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -177,47 +176,6 @@ def head_write(log_decay, b, h, rows, end, kind: tl.constexpr):
 
 
 @triton.jit
-def channel_suffix(
-    log_decay, b, h, rows, end, columns, width: tl.constexpr, C: tl.constexpr, kind: tl.constexpr
-):
-    """2^(Σ_{r>j} g_r) [C, K] of the chunk's `rows`, which ends before the token `end`."""
-    if kind == tl.float32:
-        g = load_decay(log_decay, b, h, rows + 1, end, columns, width)
-        sums = tl.cumsum(g, axis=0, reverse=True)
-    else:
-        i = tl.arange(0, C)
-        g = load_decay(log_decay, b, h, rows, end, columns, width)
-        sums = add_up(i[None, :] > i[:, None], g, kind)
-    return tl.exp2(sums)
-
-
-@triton.jit
-def channel_write_transposed(
-    log_decay, b, h, rows, end, columns, width: tl.constexpr, C: tl.constexpr, kind: tl.constexpr
-):
-    """The same as [K, C]."""
-    if kind == tl.float32:
-        g = load_decay_transposed(log_decay, b, h, rows + 1, end, columns, width)
-        sums = tl.cumsum(g, axis=1, reverse=True)
-    else:
-        i = tl.arange(0, C)
-        g = load_decay_transposed(log_decay, b, h, rows, end, columns, width)
-        sums = add_up_transposed(g, i[:, None] > i[None, :], kind)
-    return tl.exp2(sums)
-
-
-@triton.jit
-def channel_read_transposed(g, C: tl.constexpr, kind: tl.constexpr):
-    """2^(Σ_{r≤i} g_r) [K, C]."""
-    if kind == tl.float32:
-        sums = tl.cumsum(g, axis=1)
-    else:
-        i = tl.arange(0, C)
-        sums = add_up_transposed(g, i[:, None] <= i[None, :], kind)
-    return tl.exp2(sums)
-
-
-@triton.jit
 def add_up(chosen, g, kind: tl.constexpr):
     """Σ_r chosen_ir g_r [C, K], as `add_up_finite`, of g that is `EMPTY` where it is below."""
     return add_up_finite(chosen, tl.maximum(g, EMPTY), kind)
@@ -261,17 +219,6 @@ def add_up_transposed(g, chosen, kind: tl.constexpr):
 
 
 @triton.jit
-def channel_read(g, C: tl.constexpr, kind: tl.constexpr):
-    """2^(Σ_{r≤i} g_r) [C, K]."""
-    if kind == tl.float32:
-        sums = tl.cumsum(g, axis=0)
-    else:
-        i = tl.arange(0, C)
-        sums = add_up(i[None, :] <= i[:, None], g, kind)
-    return tl.exp2(sums)
-
-
-@triton.jit
 def level_sums(g, half, C: tl.constexpr, kind: tl.constexpr):
     """The exponents [C, K], ≤ 0, of the level s = `half`: of rows Σ_{a<r≤i} g_r from the anchor a
     on (upper halves), of keys Σ_{j<r≤a} g_r up to it (lower halves).
@@ -302,28 +249,6 @@ def level_pairs(half, C: tl.constexpr):
 
 
 @triton.jit
-def middle_sums(g, C: tl.constexpr, kind: tl.constexpr):
-    """The exponents [C, K] where all pairs meet in the middle: those of rows, and with the other
-    sign those of keys.
-    """
-    i = tl.arange(0, C)
-    middle = C // 2 - 1
-    after = (i[None, :] > middle) & (i[None, :] <= i[:, None])
-    before = (i[None, :] > i[:, None]) & (i[None, :] <= middle)
-    return add_up(tl.where(after, 1.0, tl.where(before, -1.0, 0.0)), g, kind)
-
-
-@triton.jit
-def middle_sums_transposed(g, C: tl.constexpr, kind: tl.constexpr):
-    """The same as [K, C]."""
-    i = tl.arange(0, C)
-    middle = C // 2 - 1
-    after = (i[:, None] > middle) & (i[:, None] <= i[None, :])
-    before = (i[:, None] > i[None, :]) & (i[:, None] <= middle)
-    return add_up_transposed(g, tl.where(after, 1.0, tl.where(before, -1.0, 0.0)), kind)
-
-
-@triton.jit
 def reaches(g, C: tl.constexpr):
     """log2 of what the farthest token of either half meets the middle with [K], of g [C, K]."""
     i = tl.arange(0, C)[:, None]
@@ -331,45 +256,6 @@ def reaches(g, C: tl.constexpr):
     lower = tl.sum(tl.where((i > 0) & (i < C // 2), g, 0.0), axis=0)
     upper = tl.sum(tl.where(i >= C // 2, g, 0.0), axis=0)
     return tl.minimum(lower, upper)
-
-
-@triton.jit
-def mild_scores(
-    rows,
-    k,
-    log_decay,
-    b,
-    h,
-    tokens,
-    length,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    KIND: tl.constexpr,
-):
-    """(inner products [C, C] of a chunk's rows and keys that all meet in its middle, whether they
-    may: whether none meets beyond 2^`MILD` of it). Those of rows that do not see their key mean
-    nothing.
-
-    Args:
-        rows, k, log_decay: streams; k is None for the tied key
-        tokens: the chunk's
-    """
-    products = tl.zeros([C, C], tl.float32)
-    least = tl.zeros([BK], tl.float32)
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        g = load_decay(log_decay, b, h, tokens, length, columns, K)
-        least = tl.minimum(least, reaches(g, C))
-        # the bound holds in a mild chunk, and keeps what is not used of others finite
-        sums = tl.minimum(middle_sums(g, C, KIND), -MILD)
-        right = load_tile(rows, b, h, tokens, length, columns, K).to(tl.float32) * tl.exp2(sums)
-        g = load_decay_transposed(log_decay, b, h, tokens, length, columns, K)
-        sums = tl.minimum(-middle_sums_transposed(g, C, KIND), -MILD)
-        keys = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, K).to(tl.float32)
-        left = keys * tl.exp2(sums)
-        products = multiply_wide_add(right, left, products, KIND)
-    return products, tl.min(least, axis=0) > MILD
 
 
 @triton.jit

@@ -99,6 +99,20 @@ def load_matrix_transposed(
 
 
 @triton.jit
+def load_end(ends, index, which: tl.constexpr, columns, width: tl.constexpr):
+    """One [D, 1] of a chunk's ``[3, width]`` ends."""
+    return load_matrix_transposed(ends, 3 * index + which, tl.arange(0, 1), 1, columns, width)
+
+
+@triton.jit
+def pass_end(state, ends, index, which: tl.constexpr, columns, width: tl.constexpr):
+    """2^end ∘ S of a state [D, ·] and one of the ends of a chunk; S without ends."""
+    if ends is not None:
+        state *= tl.exp2(load_end(ends, index, which, columns, width))
+    return state
+
+
+@triton.jit
 def store_matrix(matrices, index, rows, height: tl.constexpr, columns, width: tl.constexpr, tile):
     """[R, C] to where `load_matrix` reads it, in the dtype of the matrices."""
     places = tl.cast(index, tl.int64) * (height * width) + rows[:, None] * width + columns[None, :]
@@ -127,10 +141,10 @@ def multiply_add(a, b, c, kind: tl.constexpr):
 
 @triton.jit
 def multiply_wide(a, b, kind: tl.constexpr):
-    """As `multiply`, of operands that float16 cannot hold: those are multiplied in TF32, which has
-    float16's precision and float32's range.
+    """As `multiply`, of operands that float16 may not hold: in float32 they are multiplied in TF32,
+    which has float16's precision and float32's range.
     """
-    if kind == tl.float16:
+    if kind == tl.float16 and (a.dtype == tl.float32 or b.dtype == tl.float32):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32")
     return multiply(a, b, kind)
 
@@ -138,7 +152,7 @@ def multiply_wide(a, b, kind: tl.constexpr):
 @triton.jit
 def multiply_wide_add(a, b, c, kind: tl.constexpr):
     """a b + c, as `multiply_wide`."""
-    if kind == tl.float16:
+    if kind == tl.float16 and (a.dtype == tl.float32 or b.dtype == tl.float32):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), c, input_precision="tf32")
     return multiply_add(a, b, c, kind)
 

@@ -23,8 +23,8 @@ PLACES = (
 )
 COUNTED = {
     "states": "decay scalar",
-    "scores": "decay tied",
-    "channel_reader_gradients": "decay tied",
+    "anchor": "decay tied",
+    "release": "decay tied",
     "conjugate_gradients": "mesa 30 steps",
     "solve": "delta scalar",
 }

@@ -1,0 +1,319 @@
+"""Chunks whose channels decay each by itself, read as if nothing decayed inside them.
+
+With read, write and carry of `scores`, a chunk that decays mildly has its anchor in its middle:
+`up` is a row's decay from there, `down` a key's to there, both 2^±60 at most, and
+
+    read = up ∘ 2^head      write = down ∘ 2^tail      carry = 2^(head + tail)
+
+In a steep chunk, up = read, down = write, and the state decays by 2^passed. So the streams rows' =
+rows ∘ up and k' = k ∘ down, and the states as they are kept, S̃ = 2^head ∘ S and dS̃ = 2^tail ∘ dS',
+obey what holds where nothing decays,
+
+    o = P V + rows' S̃                      S' = 2^tail ∘ (2^passed ∘ S̃ + k'ᵀ V)
+    drows' = dP k' + dO S̃ᵀ                 dS = 2^head ∘ (2^passed ∘ dS̃ + rows'ᵀ dO)
+    dk' = dPᵀ rows' + V dS̃ᵀ                dV = Pᵀ dO + k' dS̃
+
+but that P = rows' k'ᵀ only in mild chunks; that of steep ones is made level by level.
+"""
+
+import triton
+import triton.language as tl
+
+from fastweights.kernels.triton.device.decay_backward import reader_products, store_sum
+from fastweights.kernels.triton.device.scores import (
+    MILD,
+    add_up,
+    add_up_finite,
+    causal_transposed,
+    level_pairs,
+    level_scores,
+    level_sums,
+    load_decay,
+    load_keys,
+    plain_scores,
+    reaches,
+)
+from fastweights.kernels.triton.device.tiles import (
+    block_of,
+    chunk_of,
+    load_matrix,
+    load_tile,
+    multiply_wide,
+    store_matrix,
+    store_tile,
+    store_where_kept,
+)
+
+
+@triton.jit
+def channel_factors(g, steep, C: tl.constexpr, kind: tl.constexpr):
+    """(up, down [C, K]) of g [C, K], of a chunk that is `steep` or not."""
+    i = tl.arange(0, C)
+    reached, lower = i[None, :] <= i[:, None], i[None, :] < C // 2
+    middling = tl.where(reached, tl.where(lower, 0.0, 1.0), tl.where(lower, -1.0, 0.0))
+    rows = add_up(tl.where(steep, tl.where(reached, 1.0, 0.0), middling), g, kind)
+    keys = -rows
+    if steep:
+        keys = add_up(i[None, :] > i[:, None], g, kind)
+    return tl.exp2(rows), tl.exp2(keys)
+
+
+@triton.jit
+def store_ends(ends, index, g, steep, columns, K: tl.constexpr, C: tl.constexpr):
+    """head, passed and tail of g [C, K]."""
+    one, first = tl.arange(0, 1), (tl.arange(0, C) < C // 2)[:, None]
+    head = tl.sum(tl.where(first, g, 0.0), axis=0)[None, :]
+    tail = tl.sum(tl.where(first, 0.0, g), axis=0)[None, :]
+    store_matrix(ends, 3 * index, one, 1, columns, K, tl.where(steep, 0.0, head))
+    store_matrix(ends, 3 * index + 1, one, 1, columns, K, tl.where(steep, head + tail, 0.0))
+    store_matrix(ends, 3 * index + 2, one, 1, columns, K, tl.where(steep, 0.0, tail))
+
+
+@triton.jit
+def store_anchored(rows, found, factors, b, h, tokens, length, columns, width: tl.constexpr):
+    """The tokens of a stream times `factors` [C, K], if it is there."""
+    if rows is not None:
+        tile = load_tile(rows, b, h, tokens, length, columns, width)
+        store_tile(found, b, h, tokens, length, columns, width, tile * factors)
+
+
+@triton.jit(do_not_specialize=["length"])
+def anchor(
+    q,
+    e,
+    k,
+    log_decay,
+    reading,
+    erasing,
+    writing,
+    ends,
+    steep,
+    length,
+    heads,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Rows and keys as all that follows reads them: one program per chunk, all keys in one block.
+
+    Args:
+        q, e, k, log_decay: streams; q and e may be None, k is None where the key is 1 - α
+        reading, erasing, writing: the streams q', e' and k', which are written
+        ends: ``[b h N, 3, K]``, which is written: head, passed and tail
+        steep: ``[b h N]``, which is written: whether a chunk is
+    """
+    index, columns = tl.program_id(0), tl.arange(0, BK)
+    b, h, _, tokens = chunk_of(index, length, heads, C)
+    g = load_decay(log_decay, b, h, tokens, length, columns, K)
+    steeply = tl.min(reaches(g, C), axis=0) <= MILD
+    tl.store(steep + index, steeply.to(tl.int32))
+    store_ends(ends, index, g, steeply, columns, K, C)
+    up, down = channel_factors(g, steeply, C, KIND)
+    store_anchored(q, reading, up, b, h, tokens, length, columns, K)
+    store_anchored(e, erasing, up, b, h, tokens, length, columns, K)
+    keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
+    store_tile(writing, b, h, tokens, length, columns, K, keys * down)
+
+
+@triton.jit(do_not_specialize=["length"])
+def steep_scores(
+    rows,
+    k,
+    log_decay,
+    found,
+    steep,
+    length,
+    heads,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    STRICT: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """P of the steep chunks, by levels: one program per chunk.
+
+    Args:
+        rows: the stream of queries, or of the keys of an erasing rule
+        k, log_decay: as in `anchor`
+        found: ``[b h N, C, C]``, written for the steep chunks only
+        steep: ``[b h N]``, of `anchor`
+    """
+    index, inside = tl.program_id(0), tl.arange(0, C)
+    if tl.load(steep + index) == 0:
+        return
+    b, h, _, tokens = chunk_of(index, length, heads, C)
+    total = tl.zeros([C, C], tl.float32)
+    if not STRICT:
+        # a token with its own key: nothing decays
+        products = plain_scores(rows, k, log_decay, b, h, tokens, length, K, C, BK, KIND)
+        total = tl.where(inside[:, None] == inside[None, :], products, total)
+    half = 1
+    while half < C:
+        products = level_scores(rows, k, log_decay, b, h, tokens, length, half, K, C, BK, KIND)
+        total = tl.where(level_pairs(half, C), products, total)
+        half *= 2
+    store_matrix(found, index, inside, C, inside, C, total)
+
+
+@triton.jit
+def store_channel_decay_gradient(
+    stream,
+    before,
+    k,
+    log_decay,
+    at,
+    d_keys,
+    d_sums,
+    d_end,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """d log α of a decay per channel.
+
+    With c_t = Σ_{r≤t} log α_r, rows hold e^(c_t), keys e^(-c_t), what keys leave in S' e^(c_end -
+    c_t), and the state before the chunk e^(c_end) there.
+
+    Args:
+        at: batch, head, tokens, how many there are, columns
+        d_keys: dk [C, K]
+        d_sums: rows ∘ drows - k ∘ dk
+        d_end: what c_end gets [K]
+    """
+    b, h, tokens, length, columns = at
+    found = add_up_finite(causal_transposed(C, False), d_sums, KIND) + d_end[None, :]
+    g = load_decay(log_decay, b, h, tokens, length, columns, K)
+    if k is None:
+        # the tied key is 1 - α
+        found -= tl.exp2(g) * d_keys
+    found = tl.where(g == float("-inf"), 0.0, found)
+    store_sum(stream, before, b, h, tokens, length, columns, K, found)
+
+
+@triton.jit(do_not_specialize=["length"])
+def release(
+    q,
+    e,
+    k,
+    log_decay,
+    d_reading,
+    d_erasing,
+    d_writing,
+    d_ends,
+    steep,
+    d_q,
+    d_e,
+    d_k,
+    d_log_decay,
+    length,
+    heads,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """The gradients of the streams of `anchor`, from those of what it wrote, but for what the pairs
+    of steep chunks give them: one program per chunk and block of K, in this order.
+
+    Args:
+        q, e, k, log_decay, steep: as there
+        d_reading, d_erasing, d_writing: streams, of q', e' and k'; None: not asked for
+        d_ends: ``[b h N, 1, K]``, of the sums of log2 α over whole chunks
+        d_q, d_e, d_k, d_log_decay: the streams that are written, or None; that of a tied key is in
+            d_log_decay
+    """
+    _, columns, index = block_of(K, BK)
+    b, h, _, tokens = chunk_of(index, length, heads, C)
+    g = load_decay(log_decay, b, h, tokens, length, columns, K)
+    up, down = channel_factors(g, tl.load(steep + index) != 0, C, KIND)
+    d_sums, d_keys = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+    if d_reading is not None:
+        d_rows = load_tile(d_reading, b, h, tokens, length, columns, K) * up
+        store_where_kept(d_q, b, h, tokens, length, columns, K, d_rows)
+        d_sums += load_tile(q, b, h, tokens, length, columns, K) * d_rows
+    if d_erasing is not None:
+        d_rows = load_tile(d_erasing, b, h, tokens, length, columns, K) * up
+        store_where_kept(d_e, b, h, tokens, length, columns, K, d_rows)
+        d_sums += load_tile(e, b, h, tokens, length, columns, K) * d_rows
+    if d_writing is not None:
+        d_keys = load_tile(d_writing, b, h, tokens, length, columns, K) * down
+        store_where_kept(d_k, b, h, tokens, length, columns, K, d_keys)
+        d_sums -= load_keys(k, log_decay, b, h, tokens, length, columns, K) * d_keys
+    if d_log_decay is not None:
+        d_end = tl.sum(load_matrix(d_ends, index, tl.arange(0, 1), 1, columns, K), axis=0)
+        at = (b, h, tokens, length, columns)
+        store_channel_decay_gradient(
+            d_log_decay, None, k, log_decay, at, d_keys, d_sums, d_end, K, C, KIND
+        )
+
+
+@triton.jit(do_not_specialize=["length"])
+def steep_gradients(
+    rows,
+    k,
+    v,
+    log_decay,
+    d_o,
+    steep,
+    d_rows,
+    d_k,
+    d_log_decay,
+    length,
+    heads,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    STRICT: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Adds what the pairs of steep chunks give, by levels, to what `release` wrote: one program per
+    chunk.
+
+    Args:
+        rows, k, log_decay, steep: as in `steep_scores`
+        v, d_o: the streams of values and of the gradient of what the rows read
+        d_rows, d_k, d_log_decay: streams, or None
+    """
+    index, i = tl.program_id(0), tl.arange(0, C)
+    if tl.load(steep + index) == 0:
+        return
+    b, h, _, tokens = chunk_of(index, length, heads, C)
+    pairs = reader_products(
+        v, d_o, None, None, b, h, index, tokens, length, i, K, V, C, BK, BV, KIND
+    )[0]
+    for first in range(0, K, BK):
+        columns = first + tl.arange(0, BK)
+        queries = load_tile(rows, b, h, tokens, length, columns, K)
+        keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
+        d_queries, d_keys = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+        if not STRICT:
+            # a token with its own key: nothing decays
+            own = tl.where(i[:, None] == i[None, :], pairs, 0.0).to(tl.float32)
+            own = tl.sum(own, axis=1)[:, None]
+            d_queries += own * keys
+            d_keys += own * queries
+        half = 1
+        while half < C:
+            # a token is in one half of its block: a row that meets the keys of the other half, or
+            # a key that meets its rows; one product serves both
+            upper = ((i & half) != 0)[:, None]
+            g = load_decay(log_decay, b, h, tokens, length, columns, K)
+            decay = tl.exp2(level_sums(g, half, C, KIND))
+            met = tl.where(upper, queries, keys).to(tl.float32) * decay
+            place = i // half
+            meeting = tl.where((place[:, None] ^ place[None, :]) == 1, pairs, 0.0)
+            given = multiply_wide(meeting, met, KIND) * decay
+            d_queries += tl.where(upper, given, 0.0)
+            d_keys += tl.where(upper, 0.0, given)
+            half *= 2
+        store_sum(d_rows, d_rows, b, h, tokens, length, columns, K, d_queries)
+        store_sum(d_k, d_k, b, h, tokens, length, columns, K, d_keys)
+        if d_log_decay is not None:
+            at, d_end = (b, h, tokens, length, columns), tl.zeros([BK], tl.float32)
+            d_sums = queries * d_queries - keys * d_keys
+            store_channel_decay_gradient(
+                d_log_decay, d_log_decay, k, log_decay, at, d_keys, d_sums, d_end, K, C, KIND
+            )
