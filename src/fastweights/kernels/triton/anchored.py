@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chunks import (
     HOPPER,
-    WIDEST,
     Anchored,
     Chunks,
     Tiles,
@@ -56,13 +55,7 @@ class Reader(NamedTuple):
 
 
 def anchor_tiles(chunks: Chunks) -> Tiles:
-    """Of the kernel that decays rows and keys: all keys in one block."""
-    keys = block_of(chunks.keys, WIDEST)
-    return Tiles(keys, keys, warps=max(4, keys // 16), stages=1)
-
-
-def release_tiles(chunks: Chunks) -> Tiles:
-    """Of the kernel that finds the gradients of what `anchor` read."""
+    """Of kernels that decay rows and keys."""
     keys = block_of(chunks.keys, 32)
     return Tiles(keys, keys, warps=4, stages=1)
 
@@ -96,9 +89,10 @@ def anchor(given: Given, chunks: Chunks) -> Anchored:
     )
     assert writing is not None
     ends = writing.new_empty(chunks.count, 3, chunks.keys, dtype=torch.float32)
-    steep = ends.new_empty(chunks.count, dtype=torch.int32)
+    steep, tiles = ends.new_zeros(chunks.count, dtype=torch.int32), anchor_tiles(chunks)
     arguments = (*strided(*given, reading, erasing, writing), ends, steep)
-    launch_chunks(kernel, chunks.count, arguments, chunks, anchor_tiles(chunks), values=False)
+    programs = chunks.count * -(-chunks.keys // tiles.keys)
+    launch_chunks(kernel, programs, arguments, chunks, tiles, values=False)
     return Anchored(reading, erasing, writing, None, ends, steep)
 
 
@@ -136,7 +130,7 @@ def release(
     readers: Sequence[Reader],
     given: Given,
     found: Sequence[ReaderGradients],
-    steep: Tensor,
+    streams: Anchored,
     chunks: Chunks,
     wanted: Sequence[bool],
 ) -> Given:
@@ -146,7 +140,7 @@ def release(
         readers: of the queries and, if any, of the erasing keys
         found: those of the anchored streams by each; the last has all of the keys, the first those
             of the ends
-        steep: of `anchor`
+        streams: of `anchor`
         chunks: of the streams
         wanted: which are asked for
     """
@@ -155,14 +149,15 @@ def release(
     asked = zip(given, wanted, strict=True)
     gradients = Given(*(x.new_empty(x.shape) if x is not None and on else None for x, on in asked))
     d_rows = found[0].rows, found[1].rows if len(found) > 1 else None
-    anchored = (*strided(*d_rows, found[-1].k), found[0].ends, steep)
-    tiles = release_tiles(chunks)
+    read = (*streams[:3], given.log_decay, *d_rows, found[-1].k)
+    tiles = anchor_tiles(chunks)
     programs = chunks.count * -(-chunks.keys // tiles.keys)
-    arguments = (*strided(*given), *anchored, *strided(*gradients))
-    launch_chunks(device.release, programs, arguments, chunks, tiles, values=False)
+    arguments = (*strided(*read), found[0].ends, *strided(*gradients))
+    tied = given.k is None
+    launch_chunks(device.release, programs, arguments, chunks, tiles, tied, values=False)
     for reader, d_rows in zip(readers, gradients[:2], strict=False):
         read = strided(reader.rows, given.k, reader.v, given.log_decay, reader.d_o)
-        arguments = (*read, steep, *strided(d_rows, gradients.k, gradients.log_decay))
+        arguments = (*read, streams.steep, *strided(d_rows, gradients.k, gradients.log_decay))
         tiles, strict = steep_tiles(chunks), reader.strict
         launch_chunks(device.steep_gradients, chunks.count, arguments, chunks, tiles, strict)
     return gradients

@@ -152,5 +152,5 @@ def decay_backward(
         found = Given(by_q.rows, None, by_q.k, by_q.log_decay)
         if anchored.steep is not None:
             asked, readers = (for_q, False, for_k, for_decay), [Reader(q, v, d_o, False)]
-            found = release(readers, given, [by_q], anchored.steep, chunks, asked)
+            found = release(readers, given, [by_q], anchored, chunks, asked)
     return d_start, found.q, found.k, d_v, found.log_decay

@@ -342,7 +342,7 @@ def delta_backward(
     if anchored.steep is not None:
         readers = Reader(s.q, u, d_o, False), Reader(s.e, u, found.erased, True)
         asked = (for_q, for_e, for_k, for_decay)
-        by_both = release(readers, s.given, (by_q, by_e), anchored.steep, chunks, asked)
+        by_both = release(readers, s.given, (by_q, by_e), anchored, chunks, asked)
     d_beta = found.beta.sum(-1, keepdim=True).to(s.beta.dtype)
     d_v, d_log_decay = found.values.to(s.v.dtype), by_both.log_decay
     return found.start, *by_both[:3], d_v, d_beta, d_log_decay

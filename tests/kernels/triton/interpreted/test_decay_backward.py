@@ -135,7 +135,7 @@ def test_a_second_reader_adds_to_the_gradients_of_the_first(
         gradients = Given(by_q.rows, by_e.rows, by_e.k, by_e.log_decay)
         if a.steep is not None:
             readers = Reader(q, v, d_o, False), Reader(e, v, d_y, True)
-            gradients = release(readers, given, (by_q, by_e), a.steep, chunks, (True,) * 4)
+            gradients = release(readers, given, (by_q, by_e), a, chunks, (True,) * 4)
     found = {"q": gradients.q, "k": gradients.k, "v": d_v, "log_decay": gradients.log_decay}
     pairs = [(found[n], s.grad) for n, s in exact.items() if s is not None]
     pairs += [(gradients.e, rows.grad), (d_start + d_start_more, before.grad)]

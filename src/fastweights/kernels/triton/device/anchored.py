@@ -1,19 +1,19 @@
 """Chunks whose channels decay each by itself, read as if nothing decayed inside them.
 
-With read, write and carry of `scores`, a chunk that decays mildly has its anchor in its middle:
-`up` is a row's decay from there, `down` a key's to there, both 2^±60 at most, and
+With read, write and carry of `scores`, a channel that decays mildly over a chunk has its anchor in
+the middle: `up` is a row's decay from there, `down` a key's to there, and
 
     read = up ∘ 2^head      write = down ∘ 2^tail      carry = 2^(head + tail)
 
-In a steep chunk, up = read, down = write, and the state decays by 2^passed. So the streams rows' =
-rows ∘ up and k' = k ∘ down, and the states as they are kept, S̃ = 2^head ∘ S and dS̃ = 2^tail ∘ dS',
-obey what holds where nothing decays,
+A steep channel has up = read, down = write, and its state decays by 2^passed. So the streams
+rows' = rows ∘ up and k' = k ∘ down, and the states as they are kept, S̃ = 2^head ∘ S and
+dS̃ = 2^tail ∘ dS', obey what holds where nothing decays,
 
     o = P V + rows' S̃                      S' = 2^tail ∘ (2^passed ∘ S̃ + k'ᵀ V)
     drows' = dP k' + dO S̃ᵀ                 dS = 2^head ∘ (2^passed ∘ dS̃ + rows'ᵀ dO)
     dk' = dPᵀ rows' + V dS̃ᵀ                dV = Pᵀ dO + k' dS̃
 
-but that P = rows' k'ᵀ only in mild chunks; that of steep ones is made level by level.
+but that P = rows' k'ᵀ only in chunks without a steep channel; in others it is made by levels.
 """
 
 import triton
@@ -21,6 +21,7 @@ import triton.language as tl
 
 from fastweights.kernels.triton.device.decay_backward import reader_products, store_sum
 from fastweights.kernels.triton.device.scores import (
+    EMPTY,
     MILD,
     add_up,
     add_up_finite,
@@ -31,7 +32,6 @@ from fastweights.kernels.triton.device.scores import (
     load_decay,
     load_keys,
     plain_scores,
-    reaches,
 )
 from fastweights.kernels.triton.device.tiles import (
     block_of,
@@ -46,27 +46,37 @@ from fastweights.kernels.triton.device.tiles import (
 
 
 @triton.jit
-def channel_factors(g, steep, C: tl.constexpr, kind: tl.constexpr):
-    """(up, down [C, K]) of g [C, K], of a chunk that is `steep` or not."""
+def channel_sums(g, C: tl.constexpr, kind: tl.constexpr):
+    """(log2 up, log2 down [C, K], whether a channel is steep) of g [C, K]."""
     i = tl.arange(0, C)
-    reached, lower = i[None, :] <= i[:, None], i[None, :] < C // 2
-    middling = tl.where(reached, tl.where(lower, 0.0, 1.0), tl.where(lower, -1.0, 0.0))
-    rows = add_up(tl.where(steep, tl.where(reached, 1.0, 0.0), middling), g, kind)
+    reached = tl.where(i[None, :] <= i[:, None], 1.0, 0.0)
+    lower = tl.where(i[None, :] < C // 2, 1.0, 0.0)
+    # 1 from the middle to a row behind it, -1 from a row to the middle behind it: what the first
+    # token decays by lies before all pairs
+    rows = add_up(reached - lower, g, kind)
     keys = -rows
+    far = tl.max(tl.abs(rows), axis=0)
+    steep = tl.max(far, axis=0) > -MILD
     if steep:
-        keys = add_up(i[None, :] > i[:, None], g, kind)
-    return tl.exp2(rows), tl.exp2(keys)
+        steeply = (far > -MILD)[None, :]
+        rows = tl.where(steeply, add_up(reached, g, kind), rows)
+        keys = tl.where(steeply, add_up(1.0 - reached, g, kind), keys)
+    return rows, keys, steep
 
 
 @triton.jit
-def store_ends(ends, index, g, steep, columns, K: tl.constexpr, C: tl.constexpr):
-    """head, passed and tail of g [C, K]."""
-    one, first = tl.arange(0, 1), (tl.arange(0, C) < C // 2)[:, None]
-    head = tl.sum(tl.where(first, g, 0.0), axis=0)[None, :]
-    tail = tl.sum(tl.where(first, 0.0, g), axis=0)[None, :]
-    store_matrix(ends, 3 * index, one, 1, columns, K, tl.where(steep, 0.0, head))
-    store_matrix(ends, 3 * index + 1, one, 1, columns, K, tl.where(steep, head + tail, 0.0))
-    store_matrix(ends, 3 * index + 2, one, 1, columns, K, tl.where(steep, 0.0, tail))
+def store_ends(ends, index, rows, keys, first, columns, K: tl.constexpr, C: tl.constexpr):
+    """head, passed and tail, from what stands in the first token's row and the last one's.
+
+    As read = up 2^head is what the `first` token [1, K] decays by, and write = down 2^tail is 1 for
+    the last.
+    """
+    i = tl.arange(0, C)[:, None]
+    places = ends + tl.cast(index, tl.int64) * (3 * K) + columns[None, :]
+    inside = (columns < K)[None, :]
+    outer = tl.where(i == 0, first - rows, -keys)
+    tl.store(places + tl.where(i == 0, 0, 2 * K), outer, mask=inside & ((i == 0) | (i == C - 1)))
+    tl.store(places + (0 * i + K), rows + keys, mask=inside & (i == C - 1))
 
 
 @triton.jit
@@ -95,21 +105,24 @@ def anchor(
     BK: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """Rows and keys as all that follows reads them: one program per chunk, all keys in one block.
+    """Rows and keys as all that follows reads them: one program per chunk and block of K, in this
+    order.
 
     Args:
         q, e, k, log_decay: streams; q and e may be None, k is None where the key is 1 - α
         reading, erasing, writing: the streams q', e' and k', which are written
         ends: ``[b h N, 3, K]``, which is written: head, passed and tail
-        steep: ``[b h N]``, which is written: whether a chunk is
+        steep: ``[b h N]`` zeros: 1 is written where a channel of the chunk is steep
     """
-    index, columns = tl.program_id(0), tl.arange(0, BK)
-    b, h, _, tokens = chunk_of(index, length, heads, C)
+    _, columns, index = block_of(K, BK)
+    b, h, start, tokens = chunk_of(index, length, heads, C)
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    steeply = tl.min(reaches(g, C), axis=0) <= MILD
-    tl.store(steep + index, steeply.to(tl.int32))
-    store_ends(ends, index, g, steeply, columns, K, C)
-    up, down = channel_factors(g, steeply, C, KIND)
+    rows, keys, steeply = channel_sums(g, C, KIND)
+    if steeply:
+        tl.store(steep + index, 1)
+    first = load_decay(log_decay, b, h, start + tl.arange(0, 1), length, columns, K)
+    store_ends(ends, index, rows, keys, tl.maximum(first, EMPTY), columns, K, C)
+    up, down = tl.exp2(rows), tl.exp2(keys)
     store_anchored(q, reading, up, b, h, tokens, length, columns, K)
     store_anchored(e, erasing, up, b, h, tokens, length, columns, K)
     keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
@@ -160,12 +173,12 @@ def steep_scores(
 def store_channel_decay_gradient(
     stream,
     before,
-    k,
     log_decay,
     at,
     d_keys,
     d_sums,
     d_end,
+    TIED: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
     KIND: tl.constexpr,
@@ -180,12 +193,13 @@ def store_channel_decay_gradient(
         d_keys: dk [C, K]
         d_sums: rows ∘ drows - k ∘ dk
         d_end: what c_end gets [K]
+        TIED: whether the key is 1 - α
     """
     b, h, tokens, length, columns = at
-    found = add_up_finite(causal_transposed(C, False), d_sums, KIND) + d_end[None, :]
+    later = tl.where(causal_transposed(C, False), 1.0, 0.0)
+    found = add_up_finite(later, d_sums, KIND) + d_end[None, :]
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    if k is None:
-        # the tied key is 1 - α
+    if TIED:
         found -= tl.exp2(g) * d_keys
     found = tl.where(g == float("-inf"), 0.0, found)
     store_sum(stream, before, b, h, tokens, length, columns, K, found)
@@ -193,15 +207,14 @@ def store_channel_decay_gradient(
 
 @triton.jit(do_not_specialize=["length"])
 def release(
-    q,
-    e,
-    k,
+    reading,
+    erasing,
+    writing,
     log_decay,
     d_reading,
     d_erasing,
     d_writing,
     d_ends,
-    steep,
     d_q,
     d_e,
     d_k,
@@ -211,40 +224,44 @@ def release(
     K: tl.constexpr,
     C: tl.constexpr,
     BK: tl.constexpr,
+    TIED: tl.constexpr,
     KIND: tl.constexpr,
 ):
     """The gradients of the streams of `anchor`, from those of what it wrote, but for what the pairs
     of steep chunks give them: one program per chunk and block of K, in this order.
 
     Args:
-        q, e, k, log_decay, steep: as there
-        d_reading, d_erasing, d_writing: streams, of q', e' and k'; None: not asked for
+        reading, erasing, writing, log_decay: as there
+        d_reading, d_erasing, d_writing: the streams of their gradients; None: not asked for
         d_ends: ``[b h N, 1, K]``, of the sums of log2 α over whole chunks
         d_q, d_e, d_k, d_log_decay: the streams that are written, or None; that of a tied key is in
             d_log_decay
+        TIED: whether it is
     """
     _, columns, index = block_of(K, BK)
     b, h, _, tokens = chunk_of(index, length, heads, C)
     g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    up, down = channel_factors(g, tl.load(steep + index) != 0, C, KIND)
+    rows, keys, _ = channel_sums(g, C, KIND)
+    up, down = tl.exp2(rows), tl.exp2(keys)
     d_sums, d_keys = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
     if d_reading is not None:
-        d_rows = load_tile(d_reading, b, h, tokens, length, columns, K) * up
-        store_where_kept(d_q, b, h, tokens, length, columns, K, d_rows)
-        d_sums += load_tile(q, b, h, tokens, length, columns, K) * d_rows
+        d_rows = load_tile(d_reading, b, h, tokens, length, columns, K).to(tl.float32)
+        d_sums += load_tile(reading, b, h, tokens, length, columns, K) * d_rows
+        store_where_kept(d_q, b, h, tokens, length, columns, K, d_rows * up)
     if d_erasing is not None:
-        d_rows = load_tile(d_erasing, b, h, tokens, length, columns, K) * up
-        store_where_kept(d_e, b, h, tokens, length, columns, K, d_rows)
-        d_sums += load_tile(e, b, h, tokens, length, columns, K) * d_rows
+        d_rows = load_tile(d_erasing, b, h, tokens, length, columns, K).to(tl.float32)
+        d_sums += load_tile(erasing, b, h, tokens, length, columns, K) * d_rows
+        store_where_kept(d_e, b, h, tokens, length, columns, K, d_rows * up)
     if d_writing is not None:
-        d_keys = load_tile(d_writing, b, h, tokens, length, columns, K) * down
+        d_keys = load_tile(d_writing, b, h, tokens, length, columns, K).to(tl.float32)
+        d_sums -= load_tile(writing, b, h, tokens, length, columns, K) * d_keys
+        d_keys *= down
         store_where_kept(d_k, b, h, tokens, length, columns, K, d_keys)
-        d_sums -= load_keys(k, log_decay, b, h, tokens, length, columns, K) * d_keys
     if d_log_decay is not None:
         d_end = tl.sum(load_matrix(d_ends, index, tl.arange(0, 1), 1, columns, K), axis=0)
         at = (b, h, tokens, length, columns)
         store_channel_decay_gradient(
-            d_log_decay, None, k, log_decay, at, d_keys, d_sums, d_end, K, C, KIND
+            d_log_decay, None, log_decay, at, d_keys, d_sums, d_end, TIED, K, C, KIND
         )
 
 
@@ -313,7 +330,7 @@ def steep_gradients(
         store_sum(d_k, d_k, b, h, tokens, length, columns, K, d_keys)
         if d_log_decay is not None:
             at, d_end = (b, h, tokens, length, columns), tl.zeros([BK], tl.float32)
-            d_sums = queries * d_queries - keys * d_keys
+            d_sums, tied = queries * d_queries - keys * d_keys, k is None
             store_channel_decay_gradient(
-                d_log_decay, d_log_decay, k, log_decay, at, d_keys, d_sums, d_end, K, C, KIND
+                d_log_decay, d_log_decay, log_decay, at, d_keys, d_sums, d_end, tied, K, C, KIND
             )

@@ -249,16 +249,6 @@ def level_pairs(half, C: tl.constexpr):
 
 
 @triton.jit
-def reaches(g, C: tl.constexpr):
-    """log2 of what the farthest token of either half meets the middle with [K], of g [C, K]."""
-    i = tl.arange(0, C)[:, None]
-    # what the first token decays by lies before all pairs
-    lower = tl.sum(tl.where((i > 0) & (i < C // 2), g, 0.0), axis=0)
-    upper = tl.sum(tl.where(i >= C // 2, g, 0.0), axis=0)
-    return tl.minimum(lower, upper)
-
-
-@triton.jit
 def level_scores(
     rows,
     k,
