@@ -65,9 +65,7 @@ def state_factors(
         if REVERSE:
             factors = channel_read_transposed(g, C, KIND)
         else:
-            factors = channel_write_transposed(
-                log_decay, b, h, tokens, end, columns, K, C, KIND
-            )
+            factors = channel_write_transposed(log_decay, b, h, tokens, end, columns, K, C, KIND)
     else:
         g = load_head_decay(log_decay, b, h, tokens, length)
         sums = tl.sum(g, axis=0)
