@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from fastweights.kernels.triton import chunks, decay_backward, mesa
+from fastweights.kernels.triton import chunks, decay_backward, delta, mesa
 from fastweights.kernels.triton.chunks import HALF, Chunks, Tiles, block_of
 from fastweights.kernels.triton.launch import launch_with
 
@@ -22,7 +22,7 @@ FOUR_WARPS = "conjugate gradients in 4 warps"
 def tiled(module: ModuleType, name: str, wanted: Tiles) -> Iterator[None]:
     """Inside the block the kernels for whose tiles a module has such a function take these."""
 
-    def tiles(of: Chunks, **_: object) -> Tiles:
+    def tiles(of: Chunks, *_: object, **__: object) -> Tiles:
         fitting = (block_of(of.keys, wanted.keys), block_of(of.values, wanted.values))
         return wanted._replace(keys=fitting[0], values=fitting[1])
 
@@ -61,6 +61,9 @@ READERS = (
 )
 
 
+BACK = Tiles(128, 64, 4, 1)
+
+
 def _named(kernels: str, tiles: Tiles) -> str:
     registers = f", {tiles.registers} registers" if tiles.registers else ""
     size = f"{tiles.keys}×{tiles.values}, {tiles.warps} warps, {tiles.stages} stages"
@@ -71,10 +74,12 @@ _WALKS = {_named("states", t): partial(tiled, chunks, "state_tiles", t) for t in
 _READERS = {
     _named("readers", t): partial(tiled, decay_backward, "reader_tiles", t) for t in READERS
 }
+_BACK = {_named("walk back", BACK): partial(tiled, delta, "write_back_tiles", BACK)}
 VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     AS_IS: nullcontext,
     **_WALKS,
     **_READERS,
+    **_BACK,
     NO_STEEP: without_steep,
     ONE_PART: one_part,
     FOUR_WARPS: partial(tiled, mesa, "solver_tiles", Tiles(128, 128, 4, 1)),
@@ -82,7 +87,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 OF: dict[str, tuple[str, ...]] = {
     "decay scalar": (AS_IS, *_WALKS, *_READERS),
-    "delta scalar": (AS_IS, *_READERS),
+    "delta scalar": (AS_IS, *_READERS, *_BACK),
     "decay tied": (AS_IS, *_WALKS, NO_STEEP),
     "mesa 30 steps": (AS_IS, FOUR_WARPS, ONE_PART),
 }
