@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastweights.lab.bench.disassembly import EARLY, Code
-from hazards import divergent_instructions, writes_after_waits
+from hazards import divergent_instructions, stray_addresses, writes_after_waits
 
 # a loop of two instructions and a branch within one of three, then two copies of another
 NESTED = """
@@ -98,3 +98,9 @@ def test_instructions_of_all_lanes_between_parting_and_meeting_are_seen() -> Non
     assert divergent_instructions(lines(part[0], "SHFL.BFLY R1, R2", part[1], meet)) == set()
     assert divergent_instructions(lines(*part, meet, "BAR.SYNC 0x0")) == set()
     assert divergent_instructions(lines("@P0 BRA `(.L_x_1)", "BAR.SYNC 0x0")) == set()
+
+
+def test_an_address_made_of_the_stack_pointer_is_seen() -> None:
+    low, high = "IADD3 R20, P1, R1, 0x40, RZ", "IADD3.X R30, R1.reuse, -0x7fffffe0, RZ, P1, !PT"
+    assert stray_addresses(lines(low, high)) == [high]
+    assert stray_addresses(lines("IADD3 R1, R1, -0x20, RZ", "IADD3.X R3, R12, R1X, RZ, P0")) == []

@@ -56,3 +56,13 @@ def divergent_instructions(code: Code) -> set[str]:
         elif any(regions) and one.name in CONVERGENT:
             found.add(one.name)
     return found
+
+
+def stray_addresses(code: Code) -> list[str]:
+    """Additions that take the stack pointer for the upper half of an address.
+
+    ptxas of CUDA 12.8 makes such of the descriptors of wide products in a loop where products
+    before the loop read the same shared memory.
+    """
+    carried = (one for one in code.instructions if re.match(r"\.X\b", one.rest))
+    return [f"{one.name}{one.rest}" for one in carried if re.search(r"\bR1\b", one.rest)]

@@ -61,13 +61,12 @@ def anchor_tiles(chunks: Chunks) -> Tiles:
 
 
 def steep_tiles(chunks: Chunks) -> Tiles:
-    """Of kernels that decay pairs of tokens per channel level by level; before Hopper, both sides
-    of a product are in registers.
+    """Of kernels that decay pairs of tokens per channel level by level: both sides of a product are
+    in registers before Hopper, and the parts of float32 take more of them.
     """
-    wide = chunks.kind == torch.float32 or chunks.capability >= HOPPER
-    warps = 4 if chunks.kind == torch.float32 else 8
-    keys = block_of(chunks.keys, 32 if wide else 16)
-    return Tiles(keys, block_of(chunks.values, 32), warps, stages=1)
+    float32 = chunks.kind == torch.float32
+    keys = block_of(chunks.keys, 32 if chunks.capability >= HOPPER and not float32 else 16)
+    return Tiles(keys, block_of(chunks.values, 32), warps=4 if float32 else 8, stages=1)
 
 
 def is_per_channel(log_decay: Tensor | None) -> bool:

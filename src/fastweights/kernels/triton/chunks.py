@@ -14,6 +14,9 @@ from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.streams import next_power, strided
 
+HALF = 128
+"""Registers of a thread with which a multiprocessor holds 512 threads."""
+
 HOPPER = 90
 """The capability from which on products read shared memory."""
 
@@ -111,15 +114,19 @@ class Anchored(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """How a kernel is launched: the widths of its blocks of keys and values, warps, stages."""
+    """How a kernel is launched: the widths of its blocks of keys and values, warps, stages, and the
+    registers that a thread may have (0: as many as it takes).
+    """
 
     keys: int
     values: int
     warps: int
     stages: int = 2
+    registers: int = 0
 
     def options(self) -> dict[str, int]:
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        found = {"num_warps": self.warps, "num_stages": self.stages}
+        return found | {"maxnreg": self.registers} if self.registers else found
 
     def blocks(self, chunks: Chunks) -> int:
         """Blocks of a state."""
@@ -133,6 +140,9 @@ def block_of(width: int, most: int) -> int:
 
 def state_tiles(chunks: Chunks) -> Tiles:
     """Of kernels that walk states."""
+    if chunks.kind == torch.bfloat16 and chunks.capability >= HOPPER:
+        keys = block_of(chunks.keys, 128)
+        return Tiles(keys, block_of(chunks.values, 64), warps=8 if keys == 128 else 4, stages=3)
     keys = 32 if chunks.kind == torch.float32 else 64
     return Tiles(block_of(chunks.keys, keys), block_of(chunks.values, 64), warps=4)
 

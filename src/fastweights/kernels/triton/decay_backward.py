@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fastweights.kernels.triton.anchored import Given, Reader, ReaderGradients, anchor, release
 from fastweights.kernels.triton.chunks import (
+    HALF,
+    HOPPER,
     Anchored,
     Chunks,
     Tiles,
@@ -25,8 +27,10 @@ def reader_tiles(chunks: Chunks) -> Tiles:
     """Of `reader_gradients`: what fits the registers."""
     if chunks.kind == torch.float32:
         return Tiles(keys=16, values=16, warps=4)
-    wide = chunks.kind == torch.bfloat16
-    return Tiles(block_of(chunks.keys, 64 if wide else 32), block_of(chunks.values, 32), warps=8)
+    if chunks.kind == torch.float16:
+        return Tiles(block_of(chunks.keys, 32), block_of(chunks.values, 32), warps=8)
+    tiles = Tiles(block_of(chunks.keys, 64), block_of(chunks.values, 64), warps=8)
+    return tiles._replace(stages=3, registers=HALF) if chunks.capability >= HOPPER else tiles
 
 
 def value_gradients(

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastweights.kernels.mesa import multiply, solve_blockwise
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.kernels.triton.chips import chip_of
-from fastweights.kernels.triton.chunks import Chunks, block_of, state_tiles, walk_time
+from fastweights.kernels.triton.chunks import Chunks, Tiles, block_of, state_tiles, walk_time
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, launch
@@ -93,6 +93,12 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
     return found, walk_time(walk, start, found, chunks, decays, reverse=False)
 
 
+def solver_tiles(chunks: Chunks) -> Tiles:
+    """Of conjugate gradients, whose program holds all of a chunk."""
+    keys = block_of(chunks.keys, WIDEST)
+    return Tiles(keys, keys, warps=8 if keys > 64 else 4, stages=1)
+
+
 def solve(
     settings: MesaSettings,
     right: Tensor,
@@ -115,14 +121,14 @@ def solve(
     states, final = gram_states(system, parts)
     streams = strided(right, system.k, system.beta, system.log_decay, system.ridge)
     counts = (chunks.time, chunks.heads, chunks.per_sequence, chunks.count)
-    widths = (chunks.keys, chunks.size, block_of(chunks.keys, WIDEST), parts)
+    tiles = solver_tiles(chunks)
+    widths = (chunks.keys, chunks.size, tiles.keys, parts)
     launch(
         conjugate_gradients,
         (chunks.count,),
         *(*streams, states, Strided.of(x), steps),
         *(*counts, settings.max_steps, settings.tol, *widths, system.ridge.stride(1) == 0),
-        num_warps=8 if chunks.keys > 64 else 4,
-        num_stages=1,
+        **tiles.options(),
     )
     return final
 

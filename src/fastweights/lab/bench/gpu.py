@@ -19,7 +19,7 @@ from fastweights.lab.bench.contenders import (
     bind,
     dtype_name,
 )
-from fastweights.lab.bench.ops import Errors, errors_on
+from fastweights.lab.bench.ops import Errors, Exact, errors_on
 from fastweights.lab.bench.timing import Failure
 from fastweights.methods import evaluate
 from fastweights.recurrence.streams import state_parts
@@ -53,8 +53,9 @@ def check_kernels(
     """Check every kernel of ours that accepts the case, and return one row for each."""
     inputs = case.inputs(sizes, dtype, device)
     ours = [c for c in case.implementations(inputs) if c.library == OURS]
+    exact = Exact.of(case, inputs)
     return [
-        _check_kernel(case, c, sizes, inputs, dtype, auto=place == 0)
+        _check_kernel(case, c, sizes, inputs, exact, dtype, auto=place == 0)
         for place, c in enumerate(ours)
     ]
 
@@ -64,13 +65,14 @@ def _check_kernel(
     contender: Implementation,
     sizes: Sizes,
     inputs: Inputs,
+    exact: Exact,
     dtype: torch.dtype,
     *,
     auto: bool,
 ) -> CheckRow:
     errors, syncs, state = Errors(), None, ""
     try:
-        errors = errors_on(case, contender.load(), inputs)
+        errors = errors_on(case, contender.load(), inputs, exact)
         syncs = host_waits(
             bind(contender.load(), inputs, Phase.BOTH), next(iter(inputs.values())).device
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -224,12 +225,26 @@ def error_of(
         return Errors(reason=f"error unknown: {Failure.of(error).reason}")
 
 
-def errors_on(case: Case, run: TensorFunction, inputs: Inputs) -> Errors:
-    """Compare `run` with float64 on the CPU, on these inputs; what computes no gradients has the
-    error of its output alone.
+class Exact(NamedTuple):
+    """A case's output and gradients in float64."""
+
+    output: Tensor
+    gradients: Inputs
+
+    @classmethod
+    def of(cls, case: Case, inputs: Inputs) -> Exact:
+        """Compute them on the CPU, of these inputs."""
+        exact = {n: x.detach().cpu().double().requires_grad_() for n, x in inputs.items()}
+        return cls(*gradients(case.reference, exact))
+
+
+def errors_on(
+    case: Case, run: TensorFunction, inputs: Inputs, exact: Exact | None = None
+) -> Errors:
+    """Compare `run` with float64 on the CPU, on these inputs, for which `exact` may be known; what
+    computes no gradients has the error of its output alone.
     """
-    exact = {n: x.detach().cpu().double().requires_grad_() for n, x in inputs.items()}
-    want, wanted = gradients(case.reference, exact)
+    want, wanted = exact or Exact.of(case, inputs)
     with torch.no_grad():
         output = relative(run(inputs), want)
     try:

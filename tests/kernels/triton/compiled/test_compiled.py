@@ -27,7 +27,7 @@ from fastweights.lab.bench.problems import (
     Program,
     launch_all,
 )
-from hazards import divergent_instructions, writes_after_waits
+from hazards import divergent_instructions, stray_addresses, writes_after_waits
 from timed import main_problem, short_sizes
 
 
@@ -114,6 +114,8 @@ def faults(kernel: Compiled, dtype: torch.dtype) -> Iterator[str]:
         yield f"writes what products may still read, by {sorted(late)}"
     if apart := divergent_instructions(kernel.code):
         yield f"has {sorted(apart)} where lanes of a warp have parted"
+    if strays := stray_addresses(kernel.code):
+        yield f"reads at addresses made of the stack pointer: {strays[0]}"
 
 
 def compile_and_check(problem: Problem, capability: int, others: Iterable[Sizes] = ()) -> Program:

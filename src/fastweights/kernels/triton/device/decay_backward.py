@@ -117,7 +117,7 @@ def reader_products(
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    KIND: tl.constexpr,
+    kind: tl.constexpr,
 ):
     """(dP, dO Sᵀ, V dS'ᵀ [C, K], Σ dS' ∘ S over values [K]); the last two are 0 without d_states,
     that before them without states.
@@ -133,19 +133,19 @@ def reader_products(
         across = first + tl.arange(0, BV)
         values = load_tile(v, b, h, tokens, length, across, V)
         upstream = load_tile(d_o, b, h, tokens, length, across, V)
-        products = multiply_add(upstream, tl.trans(values), products, KIND)
-        transposed = multiply_add(values, tl.trans(upstream), transposed, KIND)
+        products = multiply_add(upstream, tl.trans(values), products, kind)
+        transposed = multiply_add(values, tl.trans(upstream), transposed, kind)
         if states is not None:
             state = load_matrix(states, index, columns, K, across, V)
-            of_rows = multiply_wide_add(upstream, tl.trans(state), of_rows, KIND)
+            of_rows = multiply_wide_add(upstream, tl.trans(state), of_rows, kind)
         if d_states is not None:
             d_state = load_matrix(d_states, index, columns, K, across, V)
-            of_keys = multiply_wide_add(values, tl.trans(d_state), of_keys, KIND)
+            of_keys = multiply_wide_add(values, tl.trans(d_state), of_keys, kind)
             of_carry += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), axis=1)
     pairs = tl.where(causal(C, False), products, transposed)
-    if tl.bfloat16 == KIND:
+    if kind == tl.bfloat16:
         # as its products will take it; float16 has not its range
-        pairs = pairs.to(KIND)
+        pairs = pairs.to(kind)
     return pairs, of_rows, of_keys, of_carry
 
 

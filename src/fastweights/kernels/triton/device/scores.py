@@ -127,7 +127,7 @@ def pair_decay(g, C: tl.constexpr, STRICT: tl.constexpr, kind: tl.constexpr):
         sums = tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), axis=0)
     else:
         ends = head_sums(g)
-        sums = ends[:, None] - ends[None, :]
+        sums = tl.minimum(ends[:, None] - ends[None, :], 0.0)
     return tl.where(causal(C, STRICT), tl.exp2(sums), 0.0)
 
 
@@ -139,7 +139,7 @@ def pair_decay_transposed(g, C: tl.constexpr, STRICT: tl.constexpr, kind: tl.con
         sums = tl.cumsum(tl.where(i[:, None] < i[None, :], g[None, :], 0.0), axis=1)
     else:
         ends = head_sums(g)
-        sums = ends[None, :] - ends[:, None]
+        sums = tl.minimum(ends[None, :] - ends[:, None], 0.0)
     return tl.where(causal_transposed(C, STRICT), tl.exp2(sums), 0.0)
 
 

@@ -49,7 +49,7 @@ def _pytest(plan: DayPlan, options: list[str], sender: int) -> Iterator[subproce
 
 def _settings(plan: DayPlan) -> list[str]:
     """What of pytest's plugins is there."""
-    found = ["-m", "gpu", "-q", "--tb=short", "--place", plan.device]
+    found = ["-m", "gpu", "-q", "--tb=short", "--place", plan.device, "-p", "no:benchmark"]
     if find_spec("xdist") and plan.workers > 1:
         found += ["-n", str(plan.workers), "--dist", "worksteal"]
     if find_spec("pytest_timeout"):

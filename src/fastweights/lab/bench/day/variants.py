@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from fastweights.kernels.triton import chunks, mesa
-from fastweights.kernels.triton.chunks import Chunks, Tiles, block_of
+from fastweights.kernels.triton import chunks, decay_backward, delta, mesa
+from fastweights.kernels.triton.chunks import HALF, Chunks, Tiles, block_of
 from fastweights.kernels.triton.launch import launch_with
 
 AS_IS = "as is"
 NO_STEEP, ONE_PART = "steep kernels not launched", "conjugate gradients in one part"
+FOUR_WARPS = "conjugate gradients in 4 warps"
 
 
 @contextmanager
-def state_walk(keys: int, values: int, warps: int, stages: int) -> Iterator[None]:
-    """Inside the block states are walked in such tiles."""
+def tiled(module: ModuleType, name: str, wanted: Tiles) -> Iterator[None]:
+    """Inside the block the kernels for whose tiles a module has such a function take these."""
 
-    def tiles(of: Chunks) -> Tiles:
-        return Tiles(block_of(of.keys, keys), block_of(of.values, values), warps, stages)
+    def tiles(of: Chunks, *_: object, **__: object) -> Tiles:
+        fitting = (block_of(of.keys, wanted.keys), block_of(of.values, wanted.values))
+        return wanted._replace(keys=fitting[0], values=fitting[1])
 
-    with patch.object(chunks, "state_tiles", tiles):
+    with patch.object(module, name, tiles):
         yield
 
 
@@ -46,19 +49,46 @@ def one_part() -> AbstractContextManager[object]:
     return patch.object(mesa.System, "parts", lambda system, right: 1)
 
 
+WALKS = (
+    Tiles(64, 64, 4, 3, HALF),
+    Tiles(128, 64, 8, 3),
+    Tiles(128, 128, 8, 3),
+)
+READERS = (
+    Tiles(64, 64, 8, 3, HALF),
+    Tiles(128, 64, 8, 3),
+    Tiles(128, 64, 16, 3),
+)
+
+
+BACK = Tiles(128, 64, 4, 1)
+
+
+def _named(kernels: str, tiles: Tiles) -> str:
+    registers = f", {tiles.registers} registers" if tiles.registers else ""
+    size = f"{tiles.keys}×{tiles.values}, {tiles.warps} warps, {tiles.stages} stages"
+    return f"{kernels} {size}{registers}"
+
+
+_WALKS = {_named("states", t): partial(tiled, chunks, "state_tiles", t) for t in WALKS}
+_READERS = {
+    _named("readers", t): partial(tiled, decay_backward, "reader_tiles", t) for t in READERS
+}
+_BACK = {_named("walk back", BACK): partial(tiled, delta, "write_back_tiles", BACK)}
 VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     AS_IS: nullcontext,
-    "states 64×64, 4 warps, 3 stages": partial(state_walk, 64, 64, 4, 3),
-    "states 128×64, 8 warps, 3 stages": partial(state_walk, 128, 64, 8, 3),
-    "states 128×128, 8 warps, 3 stages": partial(state_walk, 128, 128, 8, 3),
+    **_WALKS,
+    **_READERS,
+    **_BACK,
     NO_STEEP: without_steep,
     ONE_PART: one_part,
+    FOUR_WARPS: partial(tiled, mesa, "solver_tiles", Tiles(128, 128, 4, 1)),
 }
 
-_WALKS = tuple(name for name in VARIANTS if name.startswith("states"))
 OF: dict[str, tuple[str, ...]] = {
-    "decay scalar": (AS_IS, *_WALKS),
+    "decay scalar": (AS_IS, *_WALKS, *_READERS),
+    "delta scalar": (AS_IS, *_READERS, *_BACK),
     "decay tied": (AS_IS, *_WALKS, NO_STEEP),
-    "mesa 30 steps": (AS_IS, ONE_PART),
+    "mesa 30 steps": (AS_IS, FOUR_WARPS, ONE_PART),
 }
 """Which are tried on which case."""
