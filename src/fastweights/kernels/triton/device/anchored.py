@@ -55,10 +55,9 @@ def channel_sums(g, C: tl.constexpr, kind: tl.constexpr):
     # token decays by lies before all pairs
     rows = add_up(reached - lower, g, kind)
     keys = -rows
-    far = tl.max(tl.abs(rows), axis=0)
-    steep = tl.max(far, axis=0) > -MILD
+    steep = tl.max(tl.abs(rows)) > -MILD
     if steep:
-        steeply = (far > -MILD)[None, :]
+        steeply = tl.max(tl.abs(rows), axis=0)[None, :] > -MILD
         rows = tl.where(steeply, add_up(reached, g, kind), rows)
         keys = tl.where(steeply, add_up(1.0 - reached, g, kind), keys)
     return rows, keys, steep
