@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chunks import (
     HOPPER,
-    Anchored,
     Chunks,
+    ChunkStreams,
     Tiles,
     block_of,
     launch_chunks,
@@ -74,12 +74,12 @@ def is_per_channel(log_decay: Tensor | None) -> bool:
     return log_decay is not None and log_decay.shape[-1] > 1
 
 
-def anchor(given: Given, chunks: Chunks) -> Anchored:
+def anchor(given: Given, chunks: Chunks) -> ChunkStreams:
     """The streams as the parts of chunks read them: without a decay per channel, as given."""
     q, e, k, log_decay = given
     if log_decay is None or not is_per_channel(log_decay):
         assert k is not None
-        return Anchored(q, e, k, log_decay, None, None)
+        return ChunkStreams(q, e, k, log_decay, None, None)
     from fastweights.kernels.triton.device.anchored import anchor as kernel
 
     reading, erasing, writing = (
@@ -92,7 +92,7 @@ def anchor(given: Given, chunks: Chunks) -> Anchored:
     arguments = (*strided(*given, reading, erasing, writing), ends, steep)
     programs = chunks.count * -(-chunks.keys // tiles.keys)
     launch_chunks(kernel, programs, arguments, chunks, tiles, values=False)
-    return Anchored(reading, erasing, writing, None, ends, steep)
+    return ChunkStreams(reading, erasing, writing, None, ends, steep)
 
 
 def steep_scores(
@@ -129,7 +129,7 @@ def release(
     readers: Sequence[Reader],
     given: Given,
     found: Sequence[ReaderGradients],
-    streams: Anchored,
+    streams: ChunkStreams,
     chunks: Chunks,
     wanted: Sequence[bool],
 ) -> Given:

@@ -94,7 +94,7 @@ class Chunks(NamedTuple):
         return max(1, -(-self.per_sequence // segments))
 
 
-class Anchored(NamedTuple):
+class ChunkStreams(NamedTuple):
     """Streams ``[b t h ·]`` as the parts of chunks read them, and what decays them.
 
     Attributes:
@@ -191,7 +191,7 @@ def launch_chunks(
 def chunk_states(
     start: Tensor,
     v: Tensor,
-    streams: Anchored,
+    streams: ChunkStreams,
     chunks: Chunks,
     *,
     reverse: bool = False,
@@ -291,7 +291,7 @@ def chain_segments(
 def chunk_outputs(
     rows: Tensor,
     v: Tensor,
-    streams: Anchored,
+    streams: ChunkStreams,
     scores: Tensor | None,
     states: Tensor,
     chunks: Chunks,

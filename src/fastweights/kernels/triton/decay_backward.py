@@ -11,8 +11,8 @@ from fastweights.kernels.triton.anchored import Given, Reader, ReaderGradients, 
 from fastweights.kernels.triton.chunks import (
     HALF,
     HOPPER,
-    Anchored,
     Chunks,
+    ChunkStreams,
     Tiles,
     block_of,
     chunk_states,
@@ -37,7 +37,7 @@ def reader_tiles(chunks: Chunks, *, per_channel: bool) -> Tiles:
 def value_gradients(
     rows: Tensor,
     v: Tensor,
-    streams: Anchored,
+    streams: ChunkStreams,
     d_o: Tensor,
     scores: Tensor | None,
     d_states: Tensor | None,
@@ -70,7 +70,7 @@ def value_gradients(
 def reader_gradients(
     rows: Tensor,
     v: Tensor,
-    streams: Anchored,
+    streams: ChunkStreams,
     d_o: Tensor,
     states: Tensor,
     d_states: Tensor | None,

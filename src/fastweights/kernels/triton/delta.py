@@ -16,8 +16,8 @@ from fastweights.kernels.triton.anchored import Given, Reader, anchor, release, 
 from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import (
     WIDEST,
-    Anchored,
     Chunks,
+    ChunkStreams,
     Tiles,
     block_of,
     chunk_outputs,
@@ -86,7 +86,7 @@ def _float32_tiles(chunks: Chunks, keys: int) -> Tiles:
     return Tiles(keys, block_of(chunks.values, 16), warps=8, stages=1 if keys > 128 else 2)
 
 
-def solve(s: DeltaStreams, anchored: Anchored, chunks: Chunks) -> Tensor:
+def solve(s: DeltaStreams, anchored: ChunkStreams, chunks: Chunks) -> Tensor:
     """The resolvent of every chunk ``[b h N, C, C]``."""
     from fastweights.kernels.triton.device import delta as device
 
@@ -140,7 +140,12 @@ class Segments(NamedTuple):
 
 
 def write(
-    s: DeltaStreams, anchored: Anchored, resolvent: Tensor, chunks: Chunks, *, keep_missing: bool
+    s: DeltaStreams,
+    anchored: ChunkStreams,
+    resolvent: Tensor,
+    chunks: Chunks,
+    *,
+    keep_missing: bool,
 ) -> WrittenValues:
     """Walk along the tokens from the start."""
     from fastweights.kernels.triton.device.delta import states
@@ -249,7 +254,7 @@ class WriteGradients(NamedTuple):
 
 def write_back(
     s: DeltaStreams,
-    anchored: Anchored,
+    anchored: ChunkStreams,
     resolvent: Tensor,
     written: WrittenValues,
     d_o: Tensor,

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from fastweights.kernels.triton.chips import CHIPS, chip_of
-from fastweights.kernels.triton.chunks import Anchored, Chunks, chunk_states
+from fastweights.kernels.triton.chunks import Chunks, ChunkStreams, chunk_states
 from fastweights.kernels.triton.device import decay
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.streams import Strided
@@ -96,7 +96,7 @@ def test_the_loop_of_a_kernel_is_that_of_its_source() -> None:
     k, v, log_decay = (torch.empty(1, 640, 2, n, device="meta") for n in (64, 64, 1))
     with offline(CHIPS[90]) as log:
         chunks = Chunks.of(k, v, torch.bfloat16)
-        streams = Anchored(None, None, k.bfloat16(), log_decay, None, None)
+        streams = ChunkStreams(None, None, k.bfloat16(), log_decay, None, None)
         chunk_states(k.new_empty(1, 2, 64, 64), v.bfloat16(), streams, chunks)
     (code,) = (kernel.code for kernel in log.kernels)
     lines, first = inspect.getsourcelines(decay.states.fn)

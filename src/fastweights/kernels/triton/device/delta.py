@@ -398,8 +398,7 @@ def state_gradients(
             store_matrix(found, index, down, K, across, V, d_state)
         # dU = Pᵀ dO + (k ∘ write) dS'
         d_values = write_gradients(d_state, d_written, (k, log_decay), at, down, across, K, V, KIND)
-        d_state = decay_state(d_state, log_decay, at)
-        d_state = pass_end(d_state, ends, index, 1, down, K)
+        d_state = pass_end(decay_state(d_state, log_decay, at), ends, index, 1, down, K)
         # λ = dU + Rᵀ (β ∘ dU)
         system = load_matrix_transposed(resolvent, index, inside, C, inside, C)
         d_values = multiply_wide_add(system, strengths * d_values, d_values, KIND)
