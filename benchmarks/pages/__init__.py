@@ -4,6 +4,7 @@ from pages import (
     aot,
     batch_invariance,
     check,
+    gpu,
     gpu_static,
     linearize,
     mixers,
@@ -22,6 +23,7 @@ from pages.page import Page
 
 PAGES: tuple[Page, ...] = (
     performance.PAGE,
+    gpu.PAGE,
     gpu_static.PAGE,
     linearize.PAGE,
     reproduce.PAGE,

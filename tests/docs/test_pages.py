@@ -15,6 +15,7 @@ from fastweights.lab.reproduce import CLAIMS, ClaimVerdict
 ROOT = Path(__file__).parents[2]
 NAMES = (
     "performance",
+    "gpu",
     "gpu-static",
     "linearize-measured",
     "reproduce",

@@ -23,6 +23,9 @@ HOPPER = 90
 WIDEST = 256
 """The widest keys and values that the kernels' tiles are made for."""
 
+NARROWEST = 32
+"""Of blocks: on Hopper, Triton 3.6 reads those of 16 columns in bfloat16 wrongly."""
+
 SHORTEST_SEGMENT = 8
 """Chunks that one program walks at least: shorter segments cost more than they gain."""
 
@@ -134,8 +137,8 @@ class Tiles(NamedTuple):
 
 
 def block_of(width: int, most: int) -> int:
-    """The width of a block: a power of 2 from 16 to `most`."""
-    return min(most, max(16, next_power(width)))
+    """The width of a block: a power of 2 from `NARROWEST`, or `most` if that is less, to `most`."""
+    return min(most, max(NARROWEST, next_power(width)))
 
 
 def state_tiles(chunks: Chunks) -> Tiles:

@@ -75,8 +75,12 @@ def write_back_tiles(chunks: Chunks, device: torch.device) -> Tiles:
     keys, chip = block_of(chunks.keys, WIDEST), chip_of(device)
     if chunks.kind == torch.float32:
         return _float32_tiles(chunks, keys)
-    values = 64 if keys <= 128 and chip.capability >= 90 else 32
-    return Tiles(keys, block_of(chunks.values, values), warps=8, stages=1 if keys > 128 else 2)
+    wide = keys <= 128 and chip.capability >= 90
+    values = block_of(chunks.values, 64 if wide else 32)
+    if wide and (keys, values) == (128, 64):
+        # two programs to a multiprocessor, which wait for memory in turn
+        return Tiles(keys, values, warps=4, stages=1)
+    return Tiles(keys, values, warps=8, stages=1 if keys > 128 else 2)
 
 
 def _float32_tiles(chunks: Chunks, keys: int) -> Tiles:

@@ -262,7 +262,7 @@ def relative(got: Tensor, want: Tensor) -> float:
     """
     if got.shape != want.shape:
         raise ValueError(f"got shape {list(got.shape)}, not {list(want.shape)}")
-    got = got.cpu().to(want.dtype)
+    got = got.to(want.device, want.dtype)
     norm = want.norm().item()
     return (got - want).norm().item() / (norm or 1.0)
 

@@ -15,7 +15,7 @@ from fastweights.kernels.triton.launch import launch_with
 
 AS_IS = "as is"
 NO_STEEP, ONE_PART = "steep kernels not launched", "conjugate gradients in one part"
-FOUR_WARPS = "conjugate gradients in 4 warps"
+EIGHT_WARPS = "conjugate gradients in 8 warps"
 
 
 @contextmanager
@@ -61,7 +61,7 @@ READERS = (
 )
 
 
-BACK = Tiles(128, 64, 4, 1)
+BACK = Tiles(128, 64, 8, 2)
 
 
 def _named(kernels: str, tiles: Tiles) -> str:
@@ -82,13 +82,13 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     **_BACK,
     NO_STEEP: without_steep,
     ONE_PART: one_part,
-    FOUR_WARPS: partial(tiled, mesa, "solver_tiles", Tiles(128, 128, 4, 1)),
+    EIGHT_WARPS: partial(tiled, mesa, "solver_tiles", Tiles(128, 128, 8, 1)),
 }
 
 OF: dict[str, tuple[str, ...]] = {
     "decay scalar": (AS_IS, *_WALKS, *_READERS),
     "delta scalar": (AS_IS, *_READERS, *_BACK),
     "decay tied": (AS_IS, *_WALKS, NO_STEEP),
-    "mesa 30 steps": (AS_IS, FOUR_WARPS, ONE_PART),
+    "mesa 30 steps": (AS_IS, EIGHT_WARPS, ONE_PART),
 }
 """Which are tried on which case."""
