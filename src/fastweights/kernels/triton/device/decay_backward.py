@@ -216,7 +216,7 @@ def reader_gradients(
         d_queries *= head_read(g)[:, None]
         d_keys *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
         carried = tl.sum(d_carry, axis=0) * tl.exp2(tl.sum(g, axis=0))
-        d_end = tl.sum(tl.sum(keys * d_keys, axis=1), axis=0) + carried
+        d_end = tl.sum(keys * d_keys) + carried
         pairs = pairs * pair_decay_both(g, C, KIND)
     if steep is not None:
         pairs = tl.where(tl.load(steep + index) == 0, pairs, 0.0)
