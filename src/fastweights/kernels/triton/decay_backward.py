@@ -23,15 +23,14 @@ from fastweights.kernels.triton.operator import NoSettings, Streams
 from fastweights.kernels.triton.streams import side_by_side, strided
 
 
-def reader_tiles(chunks: Chunks, *, per_channel: bool) -> Tiles:
+def reader_tiles(chunks: Chunks) -> Tiles:
     """Of `reader_gradients`: what fits the registers."""
     if chunks.kind == torch.float32:
         return Tiles(keys=16, values=16, warps=4)
     if chunks.kind == torch.bfloat16 and chunks.capability >= HOPPER:
         tiles = Tiles(block_of(chunks.keys, 64), block_of(chunks.values, 64), warps=8)
         return tiles._replace(stages=3, registers=HALF)
-    keys = 32 if per_channel or chunks.kind == torch.float16 else 64
-    return Tiles(block_of(chunks.keys, keys), block_of(chunks.values, 32), warps=8)
+    return Tiles(block_of(chunks.keys, 32), block_of(chunks.values, 32), warps=8)
 
 
 def value_gradients(
@@ -95,7 +94,7 @@ def reader_gradients(
     from fastweights.kernels.triton.device.decay_backward import reader_gradients as gradients
 
     k, log_decay, ends = streams[2:5]
-    tiles = reader_tiles(chunks, per_channel=ends is not None)
+    tiles = reader_tiles(chunks)
     blocks = -(-chunks.keys // tiles.keys)
     by_channel = wanted[2] and ends is not None
     d_rows = rows.new_empty(rows.shape) if wanted[0] or by_channel else None

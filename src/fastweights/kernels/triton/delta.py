@@ -77,7 +77,7 @@ def write_back_tiles(chunks: Chunks, device: torch.device) -> Tiles:
         return _float32_tiles(chunks, keys)
     wide = keys <= 128 and chip.capability >= 90
     values = block_of(chunks.values, 64 if wide else 32)
-    if wide and (keys, values) == (128, 64):
+    if (chip.capability, keys, values) == (90, 128, 64):
         # two programs to a multiprocessor, which wait for memory in turn
         return Tiles(keys, values, warps=4, stages=1)
     return Tiles(keys, values, warps=8, stages=1 if keys > 128 else 2)

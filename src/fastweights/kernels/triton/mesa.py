@@ -17,7 +17,14 @@ from torch import Tensor
 from fastweights.kernels.mesa import multiply, solve_blockwise
 from fastweights.kernels.table import Kernel, run_fastest
 from fastweights.kernels.triton.chips import chip_of
-from fastweights.kernels.triton.chunks import Chunks, Tiles, block_of, state_tiles, walk_time
+from fastweights.kernels.triton.chunks import (
+    HOPPER,
+    Chunks,
+    Tiles,
+    block_of,
+    state_tiles,
+    walk_time,
+)
 from fastweights.kernels.triton.decay import expand_streams, refuse_streams
 from fastweights.kernels.triton.decay_backward import decay_backward
 from fastweights.kernels.triton.launch import DEVICES, launch
@@ -97,8 +104,8 @@ def solver_tiles(chunks: Chunks, parts: int) -> Tiles:
     """Of conjugate gradients, whose program holds all of a chunk. On an H200 two programs of 4
     warps to a multiprocessor take 0.7 of the time of one of 8; three parts would not fit.
     """
-    keys = block_of(chunks.keys, WIDEST)
-    return Tiles(keys, keys, warps=8 if keys > 64 and parts > 2 else 4, stages=1)
+    keys, fits = block_of(chunks.keys, WIDEST), parts == 2 and chunks.capability == HOPPER
+    return Tiles(keys, keys, warps=8 if keys > 64 and not fits else 4, stages=1)
 
 
 def solve(
