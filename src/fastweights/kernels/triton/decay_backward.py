@@ -27,7 +27,8 @@ def reader_tiles(chunks: Chunks) -> Tiles:
     """Of `reader_gradients`: what fits the registers."""
     if chunks.kind == torch.float32:
         return Tiles(keys=16, values=16, warps=4)
-    if chunks.kind == torch.bfloat16 and chunks.capability >= HOPPER:
+    hopper = chunks.kind == torch.bfloat16 and chunks.capability >= HOPPER
+    if hopper and 64 < chunks.keys <= 128:
         tiles = Tiles(block_of(chunks.keys, 64), block_of(chunks.values, 64), warps=8)
         return tiles._replace(stages=3, registers=HALF)
     return Tiles(block_of(chunks.keys, 32), block_of(chunks.values, 32), warps=8)
