@@ -77,6 +77,12 @@ class Chunks(NamedTuple):
         return self.sequences * self.per_sequence
 
     @property
+    def fill_hopper(self) -> bool:
+        """Whether larger tiles pay: bfloat16 keys of the widths that were measured on Hopper."""
+        wide = 64 < self.keys <= 128
+        return wide and self.kind == torch.bfloat16 and self.capability >= HOPPER
+
+    @property
     def state_dtype(self) -> torch.dtype:
         """Of stored states; sums over many tokens outgrow float16."""
         return torch.float32 if self.kind == torch.float16 else self.kind
@@ -143,9 +149,8 @@ def block_of(width: int, most: int) -> int:
 
 def state_tiles(chunks: Chunks) -> Tiles:
     """Of kernels that walk states."""
-    if chunks.kind == torch.bfloat16 and chunks.capability >= HOPPER:
-        keys = block_of(chunks.keys, 128)
-        return Tiles(keys, block_of(chunks.values, 64), warps=8 if keys == 128 else 4, stages=3)
+    if chunks.fill_hopper:
+        return Tiles(128, block_of(chunks.values, 64), warps=8, stages=3)
     keys = 32 if chunks.kind == torch.float32 else 64
     return Tiles(block_of(chunks.keys, keys), block_of(chunks.values, 64), warps=4)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from fastweights.kernels.triton.anchored import Given, Reader, ReaderGradients, anchor, release
 from fastweights.kernels.triton.chunks import (
     HALF,
-    HOPPER,
     Chunks,
     ChunkStreams,
     Tiles,
@@ -27,10 +26,8 @@ def reader_tiles(chunks: Chunks) -> Tiles:
     """Of `reader_gradients`: what fits the registers."""
     if chunks.kind == torch.float32:
         return Tiles(keys=16, values=16, warps=4)
-    hopper = chunks.kind == torch.bfloat16 and chunks.capability >= HOPPER
-    if hopper and 64 < chunks.keys <= 128:
-        tiles = Tiles(block_of(chunks.keys, 64), block_of(chunks.values, 64), warps=8)
-        return tiles._replace(stages=3, registers=HALF)
+    if chunks.fill_hopper:
+        return Tiles(64, block_of(chunks.values, 64), 8, 3, HALF)
     return Tiles(block_of(chunks.keys, 32), block_of(chunks.values, 32), warps=8)
 
 

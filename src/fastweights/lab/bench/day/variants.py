@@ -59,9 +59,9 @@ READERS = (
     Tiles(128, 64, 8, 3),
     Tiles(128, 64, 16, 3),
 )
-
-
 BACK = Tiles(128, 64, 8, 2)
+"""Tiles that are tried in the place of those of the kernels that walk states, of the readers'
+gradients, and of the delta rule's walk back."""
 
 
 def _named(kernels: str, tiles: Tiles) -> str:
