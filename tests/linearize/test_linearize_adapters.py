@@ -106,3 +106,16 @@ def test_adapters_of_a_saved_model_are_found_by_their_folder(name: str, tmp_path
     model.save_pretrained(tmp_path / "adapter")
     for loader in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
         assert torch.equal(read(loader.from_pretrained(tmp_path / "adapter")), want)
+
+
+def test_merged_modules_keep_the_weights_type() -> None:
+    """peft's adapters are float32 beside weights of any type."""
+    model = prepare_adaptation(student().to(torch.bfloat16), LoRA(rank=2))
+    with torch.no_grad():
+        for parameter, p in model.named_parameters():
+            if "lora_B" in parameter:
+                p.fill_(0.1)
+    with merged_modules(model.eval()):
+        held = read(model.get_base_model())
+    assert held.dtype == torch.bfloat16
+    assert torch.equal(read(merge_adapters(model)), held)

@@ -239,7 +239,8 @@ def _merged(module: Any) -> Any:
     own._parameters = dict(base._parameters)
     deltas = [layer.get_delta_weight(name) for name in adding]
     if deltas:
-        own.weight = nn.Parameter(base.weight.detach() + sum(deltas), requires_grad=False)
+        weight = (base.weight.detach() + sum(deltas)).to(base.weight.dtype)
+        own.weight = nn.Parameter(weight, requires_grad=False)
     return own
 
 
