@@ -188,7 +188,6 @@ class ModelLoader:
     def _share(self, model: Any) -> HeadSizes:
         """Place landmarks in a model, and divide its windows or its budget."""
         conversion, follow = self.run.conversion, self.run.follow
-        conversion, follow = self.run.conversion, self.run.follow
         columns = (one.config.columns(one.attention) for one in branches(model).values())
         texts = self._texts_of_landmarks(2 * max(columns))
         longest = self._long_texts(min(LONG, positions_of(model.config) or LONG))
