@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distributions import assert_frequencies, rng
-from fastweights.lab.tasks.needle import HAY, MARK, Needle, haystack
+from fastweights.lab.tasks.needle import HAY, MARK, HiddenNumber, Needle
 from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling, squad
 from fastweights.models.loss import IGNORE_INDEX
 
@@ -49,17 +49,19 @@ def test_needles_that_do_not_fit(sizes: dict[str, float], said: str) -> None:
         Needle(**sizes)  # type: ignore[arg-type]
 
 
-def test_text_haystack() -> None:
-    question = haystack(rng(), 20, 0.5)
+def test_a_hidden_number() -> None:
+    hidden = HiddenNumber.draw(rng())
+    question = hidden.hide([HAY] * 20, 0.5)
     assert question.text.count(HAY) == 20
-    (number,) = question.values
-    assert question.text.count(number) == 1
-    assert 0.4 < question.text.index(number) / len(question.text) < 0.6
-    name = question.text.split("magic numbers for ")[1].split(" is:")[0]
+    assert question.values == (hidden.number,)
+    assert len(hidden.number) == 7
+    assert question.text.count(hidden.number) == 1
+    assert 0.4 < question.text.index(hidden.number) / len(question.text) < 0.6
+    assert f"\nOne of the special magic numbers for {hidden.name} is:" in question.text
     assert question.text.endswith(
-        f"The special magic number for {name} mentioned in the provided text is"
+        f"? The special magic number for {hidden.name} mentioned in the provided text is"
     )
-    assert haystack(rng(), 20, 0.5) == question
+    assert HiddenNumber.draw(rng()) == hidden
 
 
 def test_answers() -> None:

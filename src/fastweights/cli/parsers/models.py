@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from fastweights.cli.argument_types import (
     Count,
     CountOrZero,
+    Counts,
     Given,
     Length,
     ModelName,
@@ -271,12 +272,38 @@ class EvalHarnessVerb(EvalTasksVerb):
     out = Path("runs/eval/harness")
 
 
+NEEDLES = LibraryClass("lab.evals.needles:NeedleGrid")
+
+
+class EvalNeedlesVerb(Verb, ModelsOptions, RecordsOptions, SeedOptions):
+    """Ask models for numbers hidden in long texts, by the length of the text and where the number
+    stands (RULER's niah_single).
+
+    Attributes:
+        out: Folder that the results are written to.
+        text: Text whose sentences numbers are hidden among, $TEXT_SOURCES (default: RULER's five
+            short sentences, repeated).
+        lengths: Tokens of a text with its question, ascending.
+        depths: Number of places of a number, evenly from a text's beginning to its end.
+        repeats: Numbers asked for at each length and depth.
+    """
+
+    run = Deferred("eval", "measure_needles")
+    out: Place = Path("runs/eval/needles")
+    text: Annotated[tuple[Given, ...] | None, "SOURCE"] = None
+    lengths: Annotated[Counts, "N,N,…"] = NEEDLES["lengths"]
+    depths: Annotated[Length, "N"] = NEEDLES["depths"]
+    repeats: Annotated[Count, "N"] = NEEDLES["repeats"]
+
+
 class EvalVerb(Verb):
-    """Measure language models: loss by position, multiple choice, last words, in-context recall."""
+    """Measure language models: loss by position, multiple choice, last words, in-context recall,
+    numbers hidden in long texts."""
 
     metavar = "KIND"
     verbs: ClassVar = {
         "perplexity": EvalPerplexityVerb,
         "tasks": EvalTasksVerb,
+        "needles": EvalNeedlesVerb,
         "harness": EvalHarnessVerb,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,21 @@ from rich.console import Console
 from rich.table import Table
 
 from fastweights.cli.load import load_config, load_model
+from fastweights.cli.progress import reporter
 from fastweights.environment import require_package
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
+from fastweights.lab.evals.needles import NeedleGrid, NeedleScores
+from fastweights.lab.evals.needles import draw as draw_needles
+from fastweights.lab.evals.needles import measure_needles as find_needles
 from fastweights.lab.evals.score import Scores, score
+from fastweights.linearize.evaluate.logits import positions_of
 from fastweights.models import FastWeightsConfig
 from fastweights.render.plots import png
 from fastweights.training.data.corpus import tokenize_sources
+from fastweights.training.data.sources import read_documents
 from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_position
 from fastweights.training.loop.files import atomic_file, write_json
+from fastweights.training.loop.report import Follow, follow
 
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 
@@ -34,7 +42,7 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
     losses: dict[str, PositionLoss] = {}
     table = Table("model", "tokens", "perplexity", "nats/token", "bits/byte", box=box.SIMPLE_HEAD)
     for source in chosen.models:
-        loss = losses[source] = _read_text(chosen, source)
+        loss = losses[source] = _read_text(chosen, source, console)
         chosen.out.mkdir(parents=True, exist_ok=True)
         loss.save(chosen.out / f"{_file_name(source)}.json")
         bits = "" if loss.bits_per_byte is None else f"{loss.bits_per_byte:.4f}"
@@ -47,17 +55,26 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
     _say_where(chosen, console)
 
 
-def _read_text(chosen: Namespace, source: str) -> PositionLoss:
+def _read_text(chosen: Namespace, source: str, console: Console) -> PositionLoss:
     model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
     tokens, size = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
-    return nll_by_position(
-        model,
-        tokens,
-        chosen.length,
-        batch=chosen.batch,
-        chunk=chosen.chunk or None,
-        tokens_per_byte=size.tokens_per_byte,
-    )
+    with _following(console, source) as follow:
+        return nll_by_position(
+            model,
+            tokens,
+            chosen.length,
+            batch=chosen.batch,
+            chunk=chosen.chunk or None,
+            tokens_per_byte=size.tokens_per_byte,
+            follow=follow,
+        )
+
+
+@contextmanager
+def _following(console: Console, name: str) -> Iterator[Follow]:
+    """Show how far work on a model or a task has come."""
+    with reporter(console) as shown:
+        yield lambda pieces, what: follow(pieces, f"{name}: {what}", shown)
 
 
 def measure_tasks(chosen: Namespace, console: Console) -> None:
@@ -67,10 +84,10 @@ def measure_tasks(chosen: Namespace, console: Console) -> None:
         columns = ("task", "items", "accuracy", "per token", "per character", "nats")
         table = Table(*columns, title=source, box=box.SIMPLE_HEAD)
         model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
-        results = {
-            name: score(model, tokenizer, items, batch=chosen.batch)
-            for name, items in tasks.items()
-        }
+        results = dict[str, Scores]()
+        for name, items in tasks.items():
+            with _following(console, name) as follow:
+                results[name] = score(model, tokenizer, items, batch=chosen.batch, follow=follow)
         _write(chosen, source, {name: asdict(one) for name, one in results.items()})
         for name, one in results.items():
             table.add_row(name, str(len(one.rows)), *(_cell(one, metric) for metric in METRICS))
@@ -112,6 +129,49 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
                     table.add_row(source, name, metric.removesuffix(",none"), f"{value:.4f}")
     console.print(table)
     _say_where(chosen, console)
+
+
+def measure_needles(chosen: Namespace, console: Console) -> None:
+    """How often hidden numbers are found, as tables and as a picture."""
+    grid = NeedleGrid(chosen.lengths, chosen.depths, chosen.repeats, chosen.seed)
+    text = None if chosen.text is None else _text_of(chosen)
+    scores = dict[str, NeedleScores]()
+    for source in chosen.models:
+        _say_positions(source, grid.lengths[-1], console)
+        model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
+        with _following(console, source) as follow:
+            one = scores[source] = find_needles(
+                model, tokenizer, grid, text, batch=chosen.batch, follow=follow
+            )
+        _write(chosen, source, one.record())
+        console.print(_needle_table(source, one))
+    with atomic_file(chosen.out / "needles.png") as new:
+        new.write_bytes(png(draw_needles(scores)))
+    _say_where(chosen, console)
+
+
+def _text_of(chosen: Namespace) -> str:
+    documents = read_documents(chosen.text, field=chosen.field)
+    return "\n".join("".join(piece.text for piece in document) for document in documents)
+
+
+def _say_positions(source: str, length: int, console: Console) -> None:
+    positions = positions_of(load_config(source))
+    if positions is not None and positions < length:
+        console.print(
+            f"{source} was made for {positions:,} positions: longer texts are beyond them",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _needle_table(source: str, scores: NeedleScores) -> Table:
+    depths = [f"{depth:.0%} deep" for depth in scores.grid.places]
+    table = Table("tokens", *depths, "mean", title=source, box=box.SIMPLE_HEAD)
+    for length, row in zip(scores.grid.lengths, scores.accuracy, strict=True):
+        table.add_row(f"{length:,}", *(f"{cell:.0%}" for cell in row), f"{row.mean():.0%}")
+    table.caption = f"mean {scores.mean:.1%}, long texts weighing more {scores.weighted_mean:.1%}"
+    return table
 
 
 def _items(chosen: Namespace) -> dict[str, Sequence[Item]]:

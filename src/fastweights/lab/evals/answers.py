@@ -16,6 +16,7 @@ from transformers import (
 
 from fastweights.lab.evals.likelihood import boundary
 from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.loop.report import Follow, unfollowed
 
 
 class _Until(StoppingCriteria):
@@ -42,6 +43,7 @@ def answers(
     tokens: int = 48,
     context: int | None = 2000,
     batch: int = 16,
+    follow: Follow = unfollowed,
 ) -> list[str]:
     """Generate the greedy continuation of each prompt, cut before the first of `until`.
 
@@ -53,6 +55,7 @@ def answers(
         tokens: Most tokens of an answer.
         context: Tokens of a prompt that are read, its last ones; None for all.
         batch: Prompts at once.
+        follow: Told of every batch.
     """
     found: list[str] = []
     read = slice(None if context is None else -context, None)
@@ -60,7 +63,7 @@ def answers(
         tokenizer.encode(prompt, add_special_tokens=False)[read] or [boundary(tokenizer)]
         for prompt in prompts
     ]
-    for first in range(0, len(ids), batch):
+    for first in follow(range(0, len(ids), batch), "answering"):
         found += _continue_batch(model, tokenizer, ids[first : first + batch], until, tokens)
     return found
 

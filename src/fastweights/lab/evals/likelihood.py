@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.layers import upcast
 from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.loop.report import Follow, unfollowed
 
 
 class Query(NamedTuple):
@@ -64,7 +66,11 @@ def boundary(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def likelihoods(
-    model: PreTrainedModel, queries: Sequence[Query], *, batch: int = 16
+    model: PreTrainedModel,
+    queries: Sequence[Query],
+    *,
+    batch: int = 16,
+    follow: Follow = unfollowed,
 ) -> list[Likelihood]:
     """Compute the likelihoods of `queries`, in their order.
 
@@ -72,11 +78,12 @@ def likelihoods(
         model: The language model.
         queries: Contexts and continuations.
         batch: Queries of similar length that are read at once.
+        follow: Told of every batch.
     """
     order = sorted(range(len(queries)), key=lambda i: sum(map(len, queries[i])))
     found: dict[int, Likelihood] = {}
     with evaluation_mode(model):
-        for first in range(0, len(order), batch):
+        for first in follow(range(0, len(order), batch), "reading"):
             chosen = order[first : first + batch]
             found |= zip(chosen, _read(model, [queries[i] for i in chosen]), strict=True)
     return [found[i] for i in range(len(queries))]
@@ -86,10 +93,19 @@ def _read(model: PreTrainedModel, queries: Sequence[Query]) -> Iterator[Likeliho
     """Padding on the right is seen by no token that is scored."""
     rows = [torch.tensor(context + continuation) for context, continuation in queries]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
-    logits = model(input_ids=ids, use_cache=False, return_dict=True).logits
+    first = min(len(context) for context, _ in queries) - 1
+    kept = _last_only(model, ids.shape[1] - first)
+    logits = model(input_ids=ids, use_cache=False, return_dict=True, **kept).logits
+    logits = logits[:, first - ids.shape[1] :]
     for row, (context, continuation), scores in zip(rows, queries, logits, strict=True):
-        last = len(context) + len(continuation) - 1
-        yield likelihood(scores[len(context) - 1 : last], row[len(context) :])
+        begin = len(context) - 1 - first
+        yield likelihood(scores[begin : begin + len(continuation)], row[len(context) :])
+
+
+def _last_only(model: nn.Module, count: int) -> dict[str, int]:
+    """What a model is told in order not to compute other logits than those of its last tokens."""
+    takes = "logits_to_keep" in signature(model.forward).parameters
+    return {"logits_to_keep": count} if takes else {}
 
 
 def likelihood(logits: Tensor, targets: Tensor) -> Likelihood:

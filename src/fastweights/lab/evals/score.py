@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fastweights.lab.evals.answers import answers
 from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
-from fastweights.lab.evals.likelihood import Likelihood, likelihoods, query
+from fastweights.lab.evals.likelihood import Likelihood, Query, likelihoods, query
+from fastweights.training.loop.report import Follow, unfollowed
+
+_Read = Callable[[Sequence[Query]], list[Likelihood]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ def score(
     items: Sequence[Item],
     *,
     batch: int = 16,
+    follow: Follow = unfollowed,
 ) -> Scores:
     """Score a model on items of one kind.
 
@@ -89,6 +94,7 @@ def score(
         tokenizer: Its tokenizer.
         items: The items, all of one kind.
         batch: Items at once.
+        follow: Told of every batch.
 
     Raises:
         ValueError: If there are no items, or items of several kinds.
@@ -99,25 +105,21 @@ def score(
             "score takes items of one kind; got"
             f" {', '.join(kind.__name__ for kind in kinds) or 'no items'}"
         )
+    read = partial(likelihoods, model, batch=batch, follow=follow)
     if Choice in kinds:
-        return _choices(
-            model, tokenizer, [item for item in items if isinstance(item, Choice)], batch
-        )
+        return _choices(tokenizer, [item for item in items if isinstance(item, Choice)], read)
     if Ending in kinds:
-        return _endings(
-            model, tokenizer, [item for item in items if isinstance(item, Ending)], batch
-        )
-    return _prompts(model, tokenizer, [item for item in items if isinstance(item, Prompt)], batch)
+        return _endings(tokenizer, [item for item in items if isinstance(item, Ending)], read)
+    answer = partial(answers, model, tokenizer, batch=batch, follow=follow)
+    return _prompts([item for item in items if isinstance(item, Prompt)], answer)
 
 
-def _choices(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Choice], batch: int
-) -> Scores:
+def _choices(tokenizer: PreTrainedTokenizerBase, items: Sequence[Choice], read: _Read) -> Scores:
     options = [
         pair for item in items for pair in zip(item.contexts, item.continuations, strict=True)
     ]
     queries = [query(tokenizer, context, f" {continuation}") for context, continuation in options]
-    found = iter(likelihoods(model, queries, batch=batch))
+    found = iter(read(queries))
     rows = [_chosen(item, [next(found) for _ in item.continuations]) for item in items]
     return _scores(
         rows,
@@ -134,27 +136,15 @@ def _chosen(item: Choice, found: Sequence[Likelihood]) -> ChoiceScore:
     )
 
 
-def _endings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Ending], batch: int
-) -> Scores:
-    queries = [query(tokenizer, item.context, item.continuation) for item in items]
-    rows = likelihoods(model, queries, batch=batch)
+def _endings(tokenizer: PreTrainedTokenizerBase, items: Sequence[Ending], read: _Read) -> Scores:
+    rows = read([query(tokenizer, item.context, item.continuation) for item in items])
     return _scores(rows, accuracy=[row.greedy for row in rows], nll=[row.nll for row in rows])
 
 
-def _prompts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Prompt], batch: int
-) -> Scores:
+def _prompts(items: Sequence[Prompt], answer: Callable[..., list[str]]) -> Scores:
     how = items[0].answering
-    texts = answers(
-        model,
-        tokenizer,
-        [item.question.text for item in items],
-        until=(how.stop,),
-        tokens=how.tokens,
-        context=how.context,
-        batch=batch,
-    )
+    prompts = [item.question.text for item in items]
+    texts = answer(prompts, until=(how.stop,), tokens=how.tokens, context=how.context)
     rows = [Answer(text, item.right(text)) for item, text in zip(items, texts, strict=True)]
     return _scores(rows, accuracy=[row.right for row in rows])
 

@@ -13,7 +13,7 @@ from fastweights.lab.tasks.mad import (
     SelectiveCopying,
 )
 from fastweights.lab.tasks.mqar import MQAR
-from fastweights.lab.tasks.needle import Needle, haystack
+from fastweights.lab.tasks.needle import HAY, HiddenNumber, Needle
 from fastweights.lab.tasks.pathfinder import Pathfinder
 from fastweights.lab.tasks.protocol import (
     Backbone,
@@ -39,6 +39,7 @@ TASKS: dict[str, Protocol] = {
 __all__ = [
     "DFA",
     "FILES",
+    "HAY",
     "MQAR",
     "TASKS",
     "Answering",
@@ -51,6 +52,7 @@ __all__ = [
     "Cyclic",
     "FuzzyRecall",
     "Group",
+    "HiddenNumber",
     "ImageFolder",
     "ImageTask",
     "Images",
@@ -75,5 +77,4 @@ __all__ = [
     "TokenTask",
     "TrainingSettings",
     "WordProblem",
-    "haystack",
 ]

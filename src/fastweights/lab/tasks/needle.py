@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,33 +125,44 @@ NOUNS = (
 )
 
 
-def haystack(generator: np.random.Generator, sentences: int, depth: float) -> Question:
-    """Draw a text with a number for a name hidden in it, and a question for the number.
+@dataclass(frozen=True)
+class HiddenNumber:
+    """A number that a text tells for a name, and that is asked for at its end, in the words of
+    RULER's niah_single (Hsieh et al., 2024); the names are drawn from a list of our own.
 
-    RULER's niah_single_1 (Hsieh et al., 2024): its wording, among repetitions of five short
-    sentences; the names are drawn from a list of our own.
-
-    Args:
-        generator: The source of all randomness.
-        sentences: How often the short sentences are repeated.
-        depth: Where the needle lies, from 0 (the beginning) to 1 (the end).
+    Attributes:
+        name: The name.
+        number: Its number, of seven digits.
     """
-    name = f"{generator.choice(ADJECTIVES)}-{generator.choice(NOUNS)}"
-    number = str(generator.integers(1_000_000, 10_000_000))
-    hay = [HAY] * sentences
-    hay.insert(
-        round(depth * sentences), f"One of the special magic numbers for {name} is: {number}."
-    )
-    asked = f"What is the special magic number for {name} mentioned in the provided text?"
-    return Question(
-        text=(
+
+    name: str
+    number: str
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator) -> HiddenNumber:
+        """Draw a name and a number."""
+        name = f"{generator.choice(ADJECTIVES)}-{generator.choice(NOUNS)}"
+        return cls(name, str(generator.integers(1_000_000, 10_000_000)))
+
+    def hide(self, hay: Sequence[str], depth: float, between: str = "\n") -> Question:
+        """Write a text that ends in the question for the number.
+
+        Args:
+            hay: The sentences that the number is hidden among, such as repetitions of `HAY`.
+            depth: Where among them it stands, from 0 (the beginning) to 1 (the end).
+            between: What separates them.
+        """
+        place = round(depth * len(hay))
+        needle = f"One of the special magic numbers for {self.name} is: {self.number}."
+        asked = f"the special magic number for {self.name} mentioned in the provided text"
+        return Question(
             "A special magic number is hidden within the following text. Make sure to memorize it."
             " I will quiz you about the number afterwards.\n"
+            + between.join([*hay[:place], needle, *hay[place:]])
+            + f"\nWhat is {asked}? The special magic number for {self.name} mentioned in the"
+            " provided text is",
+            (self.number,),
         )
-        + "\n".join(hay)
-        + f"\n{asked} The special magic number for {name} mentioned in the provided text is",
-        values=(number,),
-    )
 
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastweights.errors import DataError
 from fastweights.ranges import SEQUENCE_LENGTH
 from fastweights.training.data.tokens import TokenText
+from fastweights.training.loop.report import Follow, unfollowed
 
 SHUFFLED = 1 << 22
 """Most sequences of an epoch whose order lies in memory; of more it is computed one by one."""
@@ -84,12 +85,16 @@ def sequential_spans(tokens: int, length: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + length, tokens)
 
 
-def sequential_windows(tokens: np.ndarray | TokenText, length: int, count: int) -> Iterator[Tensor]:
-    """Yield batches ``[≤ count, ≤ length]`` int64 of contiguous sequences.
+def sequential_windows(
+    tokens: np.ndarray | TokenText, length: int, count: int, follow: Follow = unfollowed
+) -> Iterator[Tensor]:
+    """Yield batches ``[≤ count, ≤ length]`` int64 of contiguous sequences, and tell `follow` of
+    each.
 
     All tokens but the first are targets once.
     """
-    for spans in batch_spans(sequential_spans(len(tokens), length), count):
+    batches = list(batch_spans(sequential_spans(len(tokens), length), count))
+    for spans in follow(batches, "reading the text"):
         (start, stop), *_ = spans
         yield _stack(tokens, [first for first, _ in spans], stop - start)
 

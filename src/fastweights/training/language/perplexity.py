@@ -22,6 +22,7 @@ from fastweights.ranges import POSITIVE_INTEGER
 from fastweights.render.plots import PALETTE, canvas, label, legend
 from fastweights.training.data.windows import sequential_windows
 from fastweights.training.loop.files import read_json, write_json
+from fastweights.training.loop.report import Follow, unfollowed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,6 +141,7 @@ def nll_by_position(
     batch: int = 4,
     chunk: int | None = 512,
     tokens_per_byte: float | None = None,
+    follow: Follow = unfollowed,
 ) -> PositionLoss:
     """Measure the loss by position of a causal language model, ours or transformers', on a text.
 
@@ -155,6 +157,7 @@ def nll_by_position(
             memory of the logits, and lets a sequence be longer than those of training; None for
             whole sequences, as which models are read that do not go on from their cache so.
         tokens_per_byte: Tokens per byte of the text, to state losses per byte too.
+        follow: Told of every batch.
 
     Returns:
         The loss at positions 1 … length.
@@ -170,9 +173,8 @@ def nll_by_position(
             f"{len(tokens)} tokens in sequences of {length}: give at least two tokens, since one"
             " predicts the next"
         )
-    return losses_by_position(
-        model, sequential_windows(tokens, min(length, len(tokens)), batch), chunk, tokens_per_byte
-    )
+    windows = sequential_windows(tokens, min(length, len(tokens)), batch, follow)
+    return losses_by_position(model, windows, chunk, tokens_per_byte)
 
 
 def losses_by_position(
