@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# pip would compile all files on one core; those that are imported are compiled then.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 TITAN := .venv-titan
 ONNX := .venv-onnx
 SERVING := .venv-serving
@@ -20,6 +21,9 @@ INTERPRETED := TRITON_INTERPRET=1 $(SINGLE)
 # knows the symbols of on both processors.
 PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-linux-gnu.2.17 -g0
 
+# What one process has compiled, the others read: tests start many.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser real lint format house docs pages static build clean
 
@@ -32,7 +36,6 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 install: $(VENV)/installed-all  ## .venv with all that tests, checks and documentation need: 3 minutes
 
 test: $(VENV)/installed-test  ## every test but the slow ones: 6 to 11 minutes
-	@$(BIN)/python -m compileall -q src  # or every process that a test starts does so, under PYTHONDONTWRITEBYTECODE
 	$(SINGLE) $(PYTEST) $(PARALLEL)
 	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 
@@ -157,9 +160,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 
 # All at once takes half the time of one after the other.
 $(VENV)/installed-all: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --no-compile --editable '.[dev,docs,test]'
-	@# pip compiles on one core alone; packages have files of other Pythons, which it leaves out too.
-	@$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
+	$(PIP) --editable '.[dev,docs,test]'
 	@touch $(VENV)/installed $(addprefix $(VENV)/installed-,all dev docs test)
 
 $(VENV)/installed-%: $(VENV)/installed

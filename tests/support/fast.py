@@ -1,5 +1,5 @@
 """``pytest --fast``: the first case of every test function that is not marked `long`; and of those
-marked `sampled`, one case in five: the others are marked `slow`.
+marked `sampled`, one case in six: the others are marked `slow`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 
-GOLDEN, SHARE = (math.sqrt(5) - 1) / 2, 1 / 5
+GOLDEN, SHARE = (math.sqrt(5) - 1) / 2, 1 / 6
 """Multiples of the first, less their whole parts, lie evenly: whatever is repeated in the order of
 cases, the share of them below the second has some of all. They begin elsewhere for every test, so
 that tests of the same cases share them out."""
