@@ -19,6 +19,8 @@ from distributions import assert_frequencies, rng
 from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
 from fastweights.lab.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
+from fastweights.lab.tasks.base import Batch, Examples
+from fastweights.lab.tasks.images import ValidationImages
 from fastweights.lab.tasks.listops import SYMBOLS
 from fastweights.training.data.left_out import LeftOutWarning
 
@@ -278,15 +280,25 @@ def test_sweeps_train_on_files(tmp_path: Path, name: str) -> None:
     assert rows == again
 
 
-def test_image_folder(tmp_path: Path) -> None:
+def write_images(folder: Path, each: int) -> None:
+    """Three classes of red, brighter from class to class, in `train` and `val`."""
     for part in ("train", "val"):
         for label, name in enumerate(("cat", "dog", "emu")):
-            folder = tmp_path / part / name
-            folder.mkdir(parents=True)
-            for i in range(2):
-                Image.new("RGB", (40 + i, 30), (100 * label, 0, 0)).save(folder / f"{i}.png")
+            (folder / part / name).mkdir(parents=True)
+            for i in range(each):
+                picture = Image.new("RGB", (40 + i, 30), (100 * label, 0, 0))
+                picture.save(folder / part / name / f"{i}.png")
+
+
+def everything(examples: Examples, seed: int = 0) -> Batch:
+    """All examples in one batch."""
+    return next(examples.batches([torch.arange(len(examples))], [seed]))
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    write_images(tmp_path, 2)
     protocol = FILES["image-folder"](tmp_path)
-    batch = protocol.test_set(0)[0]
+    batch = everything(protocol.test_set(0)[0])
     assert batch.inputs.shape == (6, 3, 224, 224)
     red = batch.inputs[:, 0, 100, 100] * 0.229 + 0.485
     torch.testing.assert_close(red, batch.labels * 100 / 255, rtol=0, atol=1e-5)
@@ -299,6 +311,54 @@ def test_image_folder(tmp_path: Path) -> None:
         small.draw(rng(), 7)
     with pytest.raises(FileNotFoundError, match="no images"):
         ImageFolder(tmp_path / "nothing")
+
+
+def test_training_and_validation_divide_the_images_of_each_class(tmp_path: Path) -> None:
+    write_images(tmp_path, 3)
+    protocol = FILES["image-folder"](tmp_path)
+    parts = protocol.train, protocol.validation or ()
+    train, validation = (
+        {path.relative_to(tmp_path).as_posix() for (one,) in [part] for path, _ in one.task.files}
+        for part in parts
+    )
+    assert validation == {f"train/{name}/2.png" for name in ("cat", "dog", "emu")}
+    assert train == {f"train/{name}/{i}.png" for name in ("cat", "dog", "emu") for i in (0, 1)}
+    assert [part[0].examples for part in parts] == [6, 3]
+    assert (range(1300)[ValidationImages()(1300)], range(1)[ValidationImages()(1)]) == (
+        range(1248, 1300),
+        range(1, 1),
+    )
+
+
+def test_every_epoch_has_other_crops_and_every_run_the_same(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            noise = rng(i).integers(0, 256, (32, 32, 3)).astype(np.uint8)
+            Image.fromarray(noise).save(tmp_path / name / f"{i}.png")
+    examples = ImageFolder(tmp_path, Crop(8, random=True)).examples(rng(), 8)
+    first, second = everything(examples, 1), everything(examples, 2)
+    assert torch.equal(first.labels, second.labels)
+    assert not any(torch.equal(a, b) for a, b in zip(first.inputs, second.inputs, strict=True))
+    pieces = list(examples.batches(torch.arange(8).split(3), [1]))
+    assert [len(piece) for piece in pieces] == [3, 3, 2]
+    assert torch.equal(torch.cat([piece.inputs for piece in pieces]), first.inputs)
+    begun = examples.batches(torch.arange(8).split(1), [1])
+    next(begun)
+    begun.close()  # a run that is stopped waits for no file
+
+
+def test_a_sweep_reads_a_folder_of_images(tmp_path: Path) -> None:
+    write_images(tmp_path, 3)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "patch_size": 112, "num_labels": 3}
+    plan = SweepPlan(
+        {"image-folder": FILES["image-folder"](tmp_path)},
+        (SweepModel("tiny", "linear", sizes),),
+        training={"epochs": 2, "batch": 4},
+    )
+    (row,) = sweep(plan, tmp_path / "out", InProcess(), listener=lambda result: None)
+    assert row.steps == 4
+    assert 0 <= row.accuracy <= 1
 
 
 def test_what_a_folder_of_images_leaves_out_is_counted(tmp_path: Path) -> None:

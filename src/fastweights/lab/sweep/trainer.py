@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from itertools import count
+from operator import add
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +17,8 @@ from torch import Tensor, nn, optim
 from transformers import PreTrainedModel
 
 from fastweights.lab.sweep.plan import SweepRun
-from fastweights.lab.tasks import Batch, Protocol, Score, Task
+from fastweights.lab.tasks import Batch, Protocol, Score, Task, TrainingSettings
+from fastweights.lab.tasks.base import Examples
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.loop.loop import run_in_memory
@@ -241,7 +244,7 @@ class TaskStage(Stage):
         """Score the test set by the model as it is now."""
         return self._score(self.test)
 
-    def _score(self, parts: Sequence[Batch]) -> Score:
+    def _score(self, parts: Sequence[Examples]) -> Score:
         return score(self.model, self.run.protocol.task, parts, 4 * self.training.batch)
 
     def row(self) -> Row:
@@ -279,23 +282,19 @@ def batches(protocol: Protocol, seed: int) -> Iterator[Batch]:
         yield from (protocol.fresh(seed, step, training.batch) for step in count())
     parts = protocol.training_set(seed)
     for epoch in range(training.epochs or 0):
-        yield from _epoch(
-            parts,
-            training.batch,
-            np.random.default_rng([seed, epoch]) if training.shuffled else None,
-        )
+        yield from _epoch(parts, training, [seed, epoch])
 
 
 def _epoch(
-    parts: Sequence[Batch], size: int, generator: np.random.Generator | None
+    parts: Sequence[Examples], training: TrainingSettings, seed: Sequence[int]
 ) -> Iterator[Batch]:
-    """One part after the other; with a generator, the examples of each in an order of this epoch's
-    own.
+    """One part after the other, the examples of each in an order of this epoch's own if they are
+    shuffled.
     """
+    generator = np.random.default_rng(seed)
     for part in parts:
-        order = np.arange(len(part)) if generator is None else generator.permutation(len(part))
-        for rows in torch.from_numpy(order).split(size):
-            yield part[rows]
+        order = generator.permutation(len(part)) if training.shuffled else np.arange(len(part))
+        yield from part.batches(torch.from_numpy(order).split(training.batch), seed)
 
 
 def updates_per_epoch(protocol: Protocol) -> int:
@@ -305,14 +304,15 @@ def updates_per_epoch(protocol: Protocol) -> int:
     return sum(-(-(segment.examples or 0) // protocol.training.batch) for segment in protocol.train)
 
 
-def score(model: PreTrainedModel, task: Task, parts: Sequence[Batch], size: int) -> Score:
+def score(model: PreTrainedModel, task: Task, parts: Sequence[Examples], size: int) -> Score:
     """Score all examples of `parts`, `size` at a time."""
+    pieces = (
+        piece.to(model.device)
+        for part in parts
+        for piece in part.batches(torch.arange(len(part)).split(size), [TEST_SEED])
+    )
     with evaluation_mode(model):
-        pieces = [
-            part[i : i + size].to(model.device) for part in parts for i in range(0, len(part), size)
-        ]
-        first, *others = (task.score(task.logits(model, piece), piece) for piece in pieces)
-    return sum(others, first)
+        return reduce(add, (task.score(task.logits(model, piece), piece) for piece in pieces))
 
 
 def state_bytes(model: PreTrainedModel, task: Task) -> int | None:

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -30,8 +30,24 @@ from fastweights.models import (
 from fastweights.models.loss import IGNORE_INDEX, select_targets
 
 
+class Examples(ABC):
+    """Labelled examples of a task, in memory or read when they are asked for."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, rows: Iterable[Tensor], seed: Sequence[int]) -> Iterator[Batch]:
+        """Yield the batch of each of ``rows [n]``.
+
+        Args:
+            rows: Numbers of examples.
+            seed: Seed of what is drawn anew whenever an example is read, such as its crop.
+        """
+
+
 @dataclass(frozen=True)
-class Batch:
+class Batch(Examples):
     """A batch of examples: rows of inputs and of labels.
 
     Attributes:
@@ -50,6 +66,10 @@ class Batch:
     def __getitem__(self, rows: slice | Tensor) -> Self:
         """Return the batch of the chosen rows."""
         return self._each(lambda x: x[rows])
+
+    def batches(self, rows: Iterable[Tensor], seed: Sequence[int]) -> Iterator[Batch]:
+        del seed
+        return (self[chosen] for chosen in rows)
 
     def to(self, device: torch.device) -> Self:
         return self._each(lambda x: x.to(device, non_blocking=True))
@@ -143,6 +163,10 @@ class Task(ABC):
     @abstractmethod
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
         """Draw `count` examples; a generator in the same state draws the same ones."""
+
+    def examples(self, generator: np.random.Generator, count: int) -> Examples:
+        """Choose `count` examples, as `draw` does; a task of files need not read them all."""
+        return self.draw(generator, count)
 
     @abstractmethod
     def logits(self, model: Any, batch: Batch) -> Tensor:

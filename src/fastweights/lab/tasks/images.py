@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
-from fastweights.lab.tasks.base import Batch, ImageTask
+from fastweights.lab.tasks.base import Batch, Examples, ImageTask
 from fastweights.training.data.left_out import LeftOut, is_hidden
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+AHEAD = 2
+"""Batches of files that are read before they are asked for."""
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -101,6 +109,36 @@ class Crop:
 
 
 @dataclass(frozen=True)
+class AllImages:
+    """All images of a class."""
+
+    def __call__(self, count: int) -> slice:
+        """Return which of `count` images these are."""
+        return slice(count)
+
+
+@dataclass(frozen=True)
+class ValidationImages(AllImages):
+    """The last of a class's images, one in `every`, and at least one of two.
+
+    Of ImageNet's 1.28 million, one in 25 are as many as it has for tests.
+    """
+
+    every: int = 25
+
+    def __call__(self, count: int) -> slice:
+        return slice(count - (max(count // self.every, 1) if count > 1 else 0), count)
+
+
+@dataclass(frozen=True)
+class TrainingImages(ValidationImages):
+    """Those that are left for training."""
+
+    def __call__(self, count: int) -> slice:
+        return slice(super().__call__(count).start)
+
+
+@dataclass(frozen=True)
 class ImageFolder(ImageTask):
     """A classification task of images in ``folder/<class>/…``, read when they are drawn.
 
@@ -109,6 +147,7 @@ class ImageFolder(ImageTask):
     Attributes:
         folder: The folder of the classes' folders.
         crop: The part of each image that is shown.
+        chosen: Which of the images of each class, in alphabetical order.
 
     Raises:
         FileNotFoundError: If the folder has no images.
@@ -116,6 +155,7 @@ class ImageFolder(ImageTask):
 
     folder: Path
     crop: Crop = Crop()
+    chosen: AllImages = AllImages()
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -145,7 +185,8 @@ class ImageFolder(ImageTask):
             else:
                 found.append((path, labels[place.parts[0]]))
         left_out.warn(str(self.folder))
-        return found
+        classes = (list(own) for _, own in groupby(found, key=itemgetter(1)))
+        return [file for own in classes for file in own[self.chosen(len(own))]]
 
     @property
     def side(self) -> int:
@@ -160,23 +201,57 @@ class ImageFolder(ImageTask):
         return len(self.names)
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
+        chosen = self.examples(generator, count)
+        seed = generator.integers(1 << 32, size=2).tolist()
+        return next(chosen.batches([torch.arange(count)], seed))
+
+    def examples(self, generator: np.random.Generator, count: int) -> ImageFiles:
         if count > len(self.files):
             raise ValueError(
                 f"{count} different images are asked for; {self.folder} has only {len(self.files)}"
             )
-        chosen = [self.files[row] for row in generator.permutation(len(self.files))[:count]]
-        pixels = (
-            np.stack([self._read(path, generator) for path, _ in chosen]).astype(np.float32) / 255
-        )
-        mean, deviation = (np.array(part, np.float32)[:, None, None] for part in IMAGENET)
-        return Batch(
-            torch.from_numpy((pixels - mean) / deviation),
-            torch.tensor([label for _, label in chosen]),
-        )
+        chosen = generator.permutation(len(self.files))[:count]
+        return ImageFiles([self.files[row] for row in chosen], self.crop)
 
-    def _read(self, path: Path, generator: np.random.Generator) -> np.ndarray:
-        with Image.open(path) as image:
+
+@dataclass(frozen=True)
+class ImageFiles(Examples):
+    """Images that are read from their files for every batch, each time with another crop.
+
+    Attributes:
+        files: The path and class of every image.
+        crop: The part of each image that is shown.
+    """
+
+    files: Sequence[tuple[Path, int]]
+    crop: Crop
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batches(self, rows: Iterable[Tensor], seed: Sequence[int]) -> Iterator[Batch]:
+        """Yield the batches, the next `AHEAD` of which threads read meanwhile."""
+        pool, ahead = ThreadPoolExecutor(), deque[tuple[Tensor, Iterator[np.ndarray]]]()
+        try:
+            for chosen in rows:
+                ahead.append((chosen, pool.map(partial(self._read, seed), chosen.tolist())))
+                if len(ahead) > AHEAD:
+                    yield self._together(*ahead.popleft())
+            while ahead:
+                yield self._together(*ahead.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self, seed: Sequence[int], row: int) -> np.ndarray:
+        generator = np.random.default_rng([*seed, row])
+        with Image.open(self.files[row][0]) as image:
             return self.crop(image.convert("RGB"), generator)
+
+    def _together(self, rows: Tensor, pictures: Iterator[np.ndarray]) -> Batch:
+        pixels = torch.from_numpy(np.stack(list(pictures))).float().div_(255)
+        mean, deviation = (torch.tensor(part)[:, None, None] for part in IMAGENET)
+        labels = torch.tensor([self.files[row][1] for row in rows.tolist()])
+        return Batch(pixels.sub_(mean).div_(deviation), labels)
 
 
 def _why_unread(place: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from torch.nn.functional import one_hot
 from transformers import PretrainedConfig, PreTrainedModel
 
-from fastweights.lab.tasks.base import Batch, Score, Task
+from fastweights.lab.tasks.base import Batch, Examples, Score, Task
 from fastweights.ranges import (
     FRACTION,
     NON_NEGATIVE_NUMBER,
@@ -137,20 +137,20 @@ class Protocol:
         """The training task with the longest sequences."""
         return max((segment.task for segment in self.train), key=lambda task: task.length)
 
-    def training_set(self, seed: int) -> list[Batch]:
-        """Draw all training examples, one batch per segment.
+    def training_set(self, seed: int) -> list[Examples]:
+        """Choose all training examples, segment by segment.
 
         Raises:
             ValueError: If a segment has no fixed number of examples.
         """
         return _sets(self.train, seed, stream=0)
 
-    def validation_set(self, seed: int) -> list[Batch]:
-        """Draw all validation examples, one batch per segment, none of them in the test set."""
+    def validation_set(self, seed: int) -> list[Examples]:
+        """Choose all validation examples, segment by segment, none of them in the test set."""
         return _sets(self.test if self.validation is None else self.validation, seed, stream=1)
 
-    def test_set(self, seed: int) -> list[Batch]:
-        """Draw all test examples, one batch per segment."""
+    def test_set(self, seed: int) -> list[Examples]:
+        """Choose all test examples, segment by segment."""
         return _sets(self.test, seed, stream=2)
 
     def fresh(self, seed: int, step: int, count: int) -> Batch:
@@ -228,7 +228,7 @@ def _resized(segment: Segment, sizes: Mapping[str, Any]) -> Segment:
     return replace(segment, task=replace(cast(Any, segment.task), **sizes))
 
 
-def _sets(segments: tuple[Segment, ...], seed: int, stream: int) -> list[Batch]:
+def _sets(segments: tuple[Segment, ...], seed: int, stream: int) -> list[Examples]:
     sets = []
     for index, segment in enumerate(segments):
         if segment.examples is None:
@@ -237,6 +237,6 @@ def _sets(segments: tuple[Segment, ...], seed: int, stream: int) -> list[Batch]:
                 " with fresh()"
             )
         sets.append(
-            segment.task.draw(np.random.default_rng([seed, stream, index]), segment.examples)
+            segment.task.examples(np.random.default_rng([seed, stream, index]), segment.examples)
         )
     return sets
