@@ -17,7 +17,8 @@ from PIL import Image
 
 from distributions import assert_frequencies, rng
 from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
-from fastweights.lab.tasks import FILES, Crop, ImageFolder, ListOps, Pathfinder, Protocol
+from fastweights.lab.sweep.trainer import updates_per_epoch
+from fastweights.lab.tasks import FILES, TASKS, Crop, ImageFolder, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
 from fastweights.lab.tasks.base import Batch, Examples
 from fastweights.lab.tasks.images import ValidationImages
@@ -278,6 +279,17 @@ def test_sweeps_train_on_files(tmp_path: Path, name: str) -> None:
     )
     assert len(rows) == 1
     assert rows == again
+
+
+@pytest.mark.parametrize(
+    ("name", "examples", "updates"),
+    [("lra-listops", 96_000, 50_000), ("lra-pathfinder", 160_000, 500_000)],
+)
+def test_the_arena_has_its_own_number_of_examples(name: str, examples: int, updates: int) -> None:
+    protocol = TASKS[name]
+    assert protocol.train[0].examples == examples
+    made = (protocol.training.epochs or 0) * updates_per_epoch(protocol)
+    assert abs(made - updates) <= updates_per_epoch(protocol) / 2
 
 
 def write_images(folder: Path, each: int) -> None:

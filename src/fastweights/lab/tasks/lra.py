@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,17 +35,21 @@ _A4 = "MetaLA, Table A4 (no code released)"
 
 
 def _metala(
-    name: str, rate: float, batch: int, decay: float, warmup: int, steps: int
+    name: str, rate: float, batch: int, decay: float, warmup: int, steps: int, examples: int
 ) -> tuple[TrainingSettings, Backbone]:
-    """The training of MetaLA's Table A4, and the shape of its model, with any mixer."""
+    """The training of MetaLA's Table A4, and the shape of its model, with any mixer.
+
+    Its updates are made in the epochs of so many examples that come nearest.
+    """
     fields = PRESETS[f"metala-lra-{name}"].fields
     around = {
         key: value
         for key, value in fields.items()
         if key not in ("mixers", "vocab_size", "num_labels")
     }
+    epochs = max(1, round(steps / math.ceil(examples / batch)))
     training = TrainingSettings(
-        (rate,), (decay,), batch, steps=steps, schedule=CosineAnnealing(warmup), best=True
+        (rate,), (decay,), batch, epochs=epochs, schedule=CosineAnnealing(warmup), best=True
     )
     return training, Backbone(
         around, (fields["hidden_size"],), {"metala": {"mixers": fields["mixers"]}}
@@ -52,7 +57,7 @@ def _metala(
 
 
 def _listops() -> Protocol:
-    training, backbone = _metala("listops", 5e-4, 128, 0.01, 5_000, 50_000)
+    training, backbone = _metala("listops", 5e-4, 128, 0.01, 5_000, 50_000, 96_000)
     return Protocol(
         train=(Segment(ListOps(), 96_000),),
         test=(Segment(ListOps(), 2_000),),
@@ -126,7 +131,7 @@ def _listops_small() -> Protocol:
 
 
 def _pathfinder() -> Protocol:
-    training, backbone = _metala("pathfinder", 2e-3, 256, 0.0, 50_000, 500_000)
+    training, backbone = _metala("pathfinder", 2e-3, 256, 0.0, 50_000, 500_000, 160_000)
     return Protocol(
         train=(Segment(Pathfinder(), 160_000),),
         test=(Segment(Pathfinder(), 20_000),),
@@ -174,7 +179,7 @@ def lra_text(archive: Path) -> Protocol:
     Reads aclImdb_v1.tar.gz. The tests decide when to stop, as in all published code.
     """
     train, test, vocabulary = imdb(archive)
-    training, backbone = _metala("text", 4e-3, 64, 0.0, 10_000, 50_000)
+    training, backbone = _metala("text", 4e-3, 64, 0.0, 10_000, 50_000, len(train))
     return _protocol_of_files(
         StoredSequences(train, vocabulary),
         StoredSequences(test, vocabulary),
@@ -199,7 +204,7 @@ def lra_retrieval(folder: Path) -> Protocol:
     """
     train, validation, test, vocabulary = aan(folder)
     train, validation, test = (StoredPairs(rows, vocabulary) for rows in (train, validation, test))
-    settings = _metala("retrieval", 8e-4, 128, 1e-4, 312, 50_000)
+    settings = _metala("retrieval", 8e-4, 128, 1e-4, 312, 50_000, len(train.rows))
     figures = {
         "metala": 91.28,
         "s4": 90.90,
@@ -220,7 +225,7 @@ def lra_image(archive: Path) -> Protocol:
     rows = Rows(grey(images).reshape(len(images), -1), labels)
     test = StoredSequences(Rows(grey(tests).reshape(len(tests), -1), test_labels), 256, 10)
     train, validation = (StoredSequences(part, 256, 10) for part in _split(rows, 5_000))
-    settings = _metala("image", 3e-3, 128, 0.0, 30_000, 50_000)
+    settings = _metala("image", 3e-3, 128, 0.0, 30_000, 50_000, len(train.rows))
     figures = {
         "metala": 91.88,
         "s4": 88.65,
