@@ -19,6 +19,7 @@ from fastweights.mixers import MIXERS
 from fastweights.models import PRESETS
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.render.docstrings import first_paragraph
+from fastweights.render.units import millions
 
 
 def list_(chosen: Namespace, console: Console) -> None:
@@ -77,17 +78,10 @@ def _presets(chosen: Namespace, console: Console) -> None:
     table = _named_table("parameters", "published", "mixers", "source")
     for name in wanted:
         one = PRESETS[name]
-        published = "" if one.published is None else _millions(one.published)
+        published = "" if one.published is None else millions(one.published)
         mixers = ", ".join(dict.fromkeys(one.config().mixer_names))
-        table.add_row(
-            Text(name, "bold"), _millions(one.parameters()), published, mixers, one.source
-        )
+        table.add_row(Text(name, "bold"), millions(one.parameters()), published, mixers, one.source)
     console.print(table)
-
-
-def _millions(count: float) -> str:
-    """Of parameters, to four digits."""
-    return f"{float(f'{count / 1e6:.4g}'):,.10g}M"
 
 
 def _mixers(chosen: Namespace, console: Console) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fastweights.cli.progress import WIDE
 from fastweights.recipes import RECIPES, ROWS, TableRow
+from fastweights.render.units import significant
 
 
 def recipes(chosen: Namespace, console: Console) -> None:
@@ -59,5 +60,5 @@ def _cells(row: TableRow, numbers: dict[str, str]) -> tuple[str, str, str]:
     if not row.recipe:
         return (row.otherwise, "", "") if row.starts else ("nothing", "", row.otherwise)
     one = RECIPES[row.recipe]
-    tokens = f"{one.tokens.value / 1e9:,.4g}B"
+    tokens = f"{significant(one.tokens.value / 1e9, 4)}B"
     return row.recipe, tokens, ", ".join(numbers[gap] for gap in one.gaps)
