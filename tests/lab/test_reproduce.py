@@ -678,6 +678,8 @@ def test_the_command_lists_and_tests(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["reproduce"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in CLAIMS)
-    assert main(["reproduce", "dsf-lemma2", "--out", str(tmp_path / "lemma")]) == 0
-    assert "holds" in capsys.readouterr().out
+    assert main(["reproduce", "dsf-lemma2", "--out", str(tmp_path / "[lemma]")]) == 0
+    printed = capsys.readouterr().out
+    assert "holds" in printed
+    assert str(tmp_path / "[lemma]" / "outcome.json") in printed
     assert main(["reproduce", "dsf-lemma3"]) == 2

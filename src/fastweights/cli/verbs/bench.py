@@ -14,7 +14,6 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fastweights.cli.load import load_config
 from fastweights.cli.progress import WIDE
@@ -140,7 +139,7 @@ class _Live:
         line = "  ".join(
             filter(None, (f"{c.name} {c.cell(row)}" if c.cell(row) else "" for c in _COLUMNS))
         )
-        self.console.print(Text(f"{row['group']}: {line}"), soft_wrap=True)
+        self.console.print(f"{row['group']}: {line}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -227,5 +226,5 @@ def _table(rows: list[Row]) -> Table:
             column.name, justify="left" if column.text is str else "right", overflow="fold"
         )
     for row in rows:
-        table.add_row(*([] if one else [row["group"]]), *(Text(c.cell(row)) for c in shown))
+        table.add_row(*([] if one else [row["group"]]), *(c.cell(row) for c in shown))
     return table

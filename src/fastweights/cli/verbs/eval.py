@@ -137,7 +137,7 @@ def _of(name: str, chosen: Namespace) -> Sequence[Item]:
 
 
 def _say_where(chosen: Namespace, console: Console) -> None:
-    console.print(f"{chosen.out}", markup=False, soft_wrap=True)
+    console.print(f"{chosen.out}", soft_wrap=True)
 
 
 def _file_name(source: str) -> str:

@@ -106,7 +106,7 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     phases = plan_run(model, recipe, planned, chosen.length, chosen.validation_tokens)
     described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)
     for line in [*chain(*described), *describe_phases(phases)]:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def print_recipes(_: Namespace, console: Console) -> None:
@@ -146,9 +146,9 @@ def run(chosen: Namespace, console: Console) -> int:
     shown = {"model": chosen.out / "model", "report": chosen.out / "report" / "report.html"}
     for name, path in shown.items():
         if path.exists():
-            console.print(f"{name:<12}{path}", markup=False, soft_wrap=True)
+            console.print(f"{name:<12}{path}", soft_wrap=True)
     if not complete:
-        console.print("Stopped. Run the same command again to resume.", markup=False)
+        console.print("Stopped. Run the same command again to resume.")
     return 0 if complete else stop.exit_status
 
 
@@ -202,14 +202,13 @@ def bench(chosen: Namespace, console: Console) -> None:
             if ahead is None
             else f"ahead of softmax from {ahead:,} tokens on"
         )
-        console.print(f"batch {batch:<6}{since}", markup=False)
+        console.print(f"batch {batch:<6}{since}")
     console.print(
         f"memory      {memory_ratio(rows):.2f} times as much after the most tokens as after the"
         " fewest"
     )
     console.print(
         f"{len(rows)} rows in {path}, drawn in {path.with_suffix('.png')}",
-        markup=False,
         soft_wrap=True,
     )
 
@@ -218,7 +217,6 @@ def _show(console: Console, row: dict[str, Any]) -> None:
     console.print(
         f"{row['contender']:<12}{row['batch']} × {row['tokens']:,} tokens  {row['seconds']:.3g} s  "
         f"{1e3 * row['last']:.3g} ms per token  state {_bytes(row['state_bytes'])}",
-        markup=False,
         soft_wrap=True,
     )
 

@@ -60,13 +60,13 @@ def _examples(segments: tuple[Segment, ...]) -> str:
 
 def _show_example(protocol: Protocol, console: Console) -> None:
     """Print how a task differs from its source, and a test example: inputs above their labels."""
-    console.print(protocol.differs or "as the source", markup=False)
+    console.print(protocol.differs or "as the source")
     batch = protocol.test[0].task.draw(np.random.default_rng(0), 1)
-    console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}", markup=False)
+    console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}")
     labels = [
         "." if label == IGNORE_INDEX else str(label) for label in batch.labels.flatten().tolist()
     ]
-    console.print(f"labels  {' '.join(labels)}", markup=False)
+    console.print(f"labels  {' '.join(labels)}")
 
 
 def _presets(chosen: Namespace, console: Console) -> None:

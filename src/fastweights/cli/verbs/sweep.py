@@ -50,7 +50,7 @@ def sweep(chosen: Namespace, console: Console) -> None:
         with atomic_file(out / f"{name}.png") as new:
             new.write_bytes(png(draw(rows, AXES[name])))
     names = ["rows.json", *(f"{name}.png" for name in figures)]
-    console.print(f"{out}: {', '.join(names)}", markup=False, soft_wrap=True)
+    console.print(f"{out}: {', '.join(names)}", soft_wrap=True)
 
 
 def _pool(chosen: Namespace) -> Pool:
@@ -64,7 +64,7 @@ def _run_and_show(
 ) -> list[Row]:
     runs, folder = list(plan.runs()), SweepFolder(out)
     board = _Board(runs, folder)
-    console.print(f"{len(runs)} runs, {len(board.rows)} of them done before", markup=False)
+    console.print(f"{len(runs)} runs, {len(board.rows)} of them done before")
     with Live(
         get_renderable=board.picture,
         console=console,
