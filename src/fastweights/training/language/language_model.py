@@ -39,7 +39,13 @@ from fastweights.training.loop.layout import Layout, is_part
 from fastweights.training.loop.length import change_end
 from fastweights.training.loop.loop import End, run_in_folder
 from fastweights.training.loop.metrics import Row
-from fastweights.training.loop.processes import PATIENCE, Alone, Processes, join_processes
+from fastweights.training.loop.processes import (
+    PATIENCE,
+    Alone,
+    Processes,
+    connected,
+    join_processes,
+)
 from fastweights.training.loop.report import Counts, Reporter, Result
 from fastweights.training.loop.stage import (
     Every,
@@ -82,6 +88,7 @@ class TrainConfig(Optimization):
         self.text.require_blocks(self.length)
 
 
+@connected()
 def train(
     config: TrainConfig,
     out: Path,
@@ -119,6 +126,7 @@ def train(
         ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None, patience)
+    processes.require_alike(layout)
     processes.read_together(layout.slices)
     if isinstance(config.model, Architecture | PresetArchitecture):
         require_memory_to_train(config.model.config(), config, config.length, processes, layout)

@@ -118,8 +118,7 @@ class Loop:
             stop: Called before each update.
         """
         while not self.is_complete and not self.processes.any(stop()):
-            with connected():
-                self.update()
+            self.update()
             record(self.config.every.due(self.step, self.config.steps))
 
     def update(self) -> None:
@@ -212,6 +211,7 @@ class End:
     rows: list[Row]
 
 
+@connected()
 def run_in_folder(
     stage: StoredStage,
     config: Optimization,
