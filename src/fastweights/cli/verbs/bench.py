@@ -27,9 +27,8 @@ from fastweights.lab.bench.training import TrainPlan, run_training
 from fastweights.mixers.mesa import mesa_layers
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.size import sketch_of
-from fastweights.render.plots import png
 from fastweights.training.loop.checkpoint import model_folder
-from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.files import write_figure
 
 QUICK = Budget(seconds=0.1, runs=5)
 Row = dict[str, Any]
@@ -65,8 +64,7 @@ def bench_decoding(chosen: Namespace, console: Console) -> None:
 def _run_decode(plan: DecodePlan, report: Report, device: torch.device) -> None:
     run_decode(report, plan, device)
     if rows := [row for row in report.rows if row["type"] == "FlatnessRow"]:
-        with atomic_file(report.path.with_suffix(".png")) as new:
-            new.write_bytes(png(plot_flatness(rows)))
+        write_figure(report.path.with_suffix(".png"), plot_flatness(rows))
 
 
 def bench_training(chosen: Namespace, console: Console) -> None:

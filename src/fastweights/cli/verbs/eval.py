@@ -17,10 +17,9 @@ from fastweights.environment import require_package
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
 from fastweights.models import FastWeightsConfig
-from fastweights.render.plots import png
 from fastweights.training.data.corpus import tokenize_sources
 from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_position
-from fastweights.training.loop.files import atomic_file, write_json
+from fastweights.training.loop.files import write_figure, write_json
 
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 
@@ -41,8 +40,8 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
         table.add_row(
             source, f"{loss.counts.sum():,}", f"{loss.perplexity:.4f}", f"{loss.mean:.4f}", bits
         )
-    with atomic_file(chosen.out / "positions.png") as new:
-        new.write_bytes(png(draw(losses, chosen.reference, chosen.trained)))
+    picture = draw(losses, chosen.reference, chosen.trained)
+    write_figure(chosen.out / "positions.png", picture)
     console.print(table)
     _say_where(chosen, console)
 

@@ -36,11 +36,10 @@ from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.ranking import read_ranking
-from fastweights.render.plots import png
 from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.checkpoint import model_source
-from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.files import write_figure
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.signals import StopOnSignal
 from fastweights.training.loop.tracking import track
@@ -193,8 +192,7 @@ def bench(chosen: Namespace, console: Console) -> None:
     rows = [
         GenerationRow(**{f.name: row[f.name] for f in fields(GenerationRow)}) for row in report.rows
     ]
-    with atomic_file(path.with_suffix(".png")) as new:
-        new.write_bytes(png(plot_generation(rows)))
+    write_figure(path.with_suffix(".png"), plot_generation(rows))
     for batch in chosen.batches:
         ahead = crossover(rows, batch)
         since = (
