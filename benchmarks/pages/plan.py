@@ -8,7 +8,7 @@ from fastweights.budget import ACCELERATORS
 from fastweights.recipes import ROWS, TableRow
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words, significant
-from pages.page import Page, Row, Stretches, results, rows_of
+from pages.page import Page, Row, results, rows_of
 
 SETTINGS = ("width", "layers", "batch", "length")
 
@@ -125,17 +125,4 @@ def times() -> str:
     return table(columns, lines)
 
 
-PAGE = Page(
-    "plan",
-    Stretches(
-        {
-            "recipes": recipes,
-            "devices": devices,
-            "costs": costs,
-            "prices": prices,
-            "memory": memory,
-            "operations": operations,
-            "times": times,
-        }
-    ),
-)
+PAGE = Page("plan", (recipes, devices, costs, prices, memory, operations, times))

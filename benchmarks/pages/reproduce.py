@@ -14,7 +14,7 @@ from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
 from fastweights.training.loop.identity import key_of
-from pages.page import RESULTS, Page, Stretches, results
+from pages.page import RESULTS, Page, results
 
 Outcome = dict[str, Any]
 
@@ -302,4 +302,4 @@ def _pictures() -> dict[str, Callable[[], bytes]]:
     }
 
 
-PAGE = Page("reproduce", Stretches({"verdicts": verdicts, "sections": sections}), _pictures())
+PAGE = Page("reproduce", (verdicts, sections), _pictures())
