@@ -85,7 +85,9 @@ def run_conversion(
     for stage in conversion.recipe.stages:
         stage.fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
-    run = ConversionRun(conversion, out, processes, reporter, stop, layout)
+    run = ConversionRun(
+        conversion, out, processes=processes, layout=layout, reporter=reporter, stop=stop
+    )
     student: StudentModel | None = StudentModel.begin(run)
     with ExitStack() as held:
         if not _open_together(student, held, steps):

@@ -37,7 +37,7 @@ from fastweights.training.loop.files import atomic_folder
 from fastweights.training.loop.folder import is_run
 from fastweights.training.loop.layout import Layout, is_part
 from fastweights.training.loop.length import change_end
-from fastweights.training.loop.loop import End, run_in_folder
+from fastweights.training.loop.loop import End, Session, run_in_folder
 from fastweights.training.loop.metrics import Row
 from fastweights.training.loop.processes import (
     PATIENCE,
@@ -126,6 +126,7 @@ def train(
         ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None, patience)
+    session = Session(processes=processes, layout=layout, reporter=reporter, stop=stop)
     processes.require_alike(layout)
     processes.read_together(layout.slices)
     if isinstance(config.model, Architecture | PresetArchitecture):
@@ -133,11 +134,9 @@ def train(
     with processes.first_then_others():
         if processes.is_first:
             change_end(out, config, (MODEL, ADAPTER))
-        stage = LanguageModelStage(config, out, processes, layout, reporter, stop)
+        stage = LanguageModelStage(config, out, session)
     try:
-        end = run_in_folder(
-            stage, config, out, processes=processes, layout=layout, reporter=reporter, stop=stop
-        )
+        end = run_in_folder(stage, config, out, session)
     except Stopped:
         return Result(out, 0, config.steps, None, None)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
@@ -165,11 +164,9 @@ class LanguageModelStage(StoredStage):
         self,
         config: TrainConfig,
         out: Path,
-        processes: Processes,
-        layout: Layout = Layout(),
-        reporter: Reporter = Reporter(),
-        stop: Callable[[], bool] = lambda: False,
+        session: Session = Session(),
     ) -> None:
+        processes = session.processes
         if processes.is_first:  # it may be filling the folder while others get here
             is_run(out, config)
         SEQUENCE_LENGTH.require(length=config.length)
@@ -177,12 +174,12 @@ class LanguageModelStage(StoredStage):
         self.device, self.reading = processes.device, read_by(processes)
         self.reading.require_length(config.length)
         # What is divided goes to an accelerator block by block.
-        self._home = torch.device("cpu") if layout.shard else processes.device
+        self._home = torch.device("cpu") if session.layout.shard else processes.device
         make_tokenizer = partial(build_tokenizer, config.text)
         text = TextFolder(out, config.text, config.length, make_tokenizer)
         self.tokenizer, self._open_text = (
             text.tokenizer,
-            partial(text.open, processes.is_first, reporter, stop),
+            partial(text.open, processes.is_first, session.reporter, session.stop),
         )
         torch.manual_seed(config.seed)
         self.model: Any = config.model.build(self.tokenizer).to(self._home)  # type: ignore[arg-type]
