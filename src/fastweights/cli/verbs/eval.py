@@ -12,11 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fastweights.cli.load import load_config, load_model
+from fastweights.cli.load import load_model
 from fastweights.environment import require_package
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
-from fastweights.models import FastWeightsConfig
 from fastweights.training.data.corpus import tokenize_sources
 from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_position
 from fastweights.training.loop.files import write_figure, write_json
@@ -94,12 +93,6 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
     table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
     for source in chosen.models:
         harness.export(tasks, chosen.out / "tasks")
-        config = load_config(source)
-        if not isinstance(config, FastWeightsConfig):
-            raise ValueError(
-                f"{source} is a {config.model_type}; run lm-eval with --include_path"
-                f" {chosen.out}/tasks"
-            )
         model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
         results = harness.run_harness(
             model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch
