@@ -24,6 +24,7 @@ from fastweights.training.language.adapters import has_adapters, merge_adapters,
 from fastweights.training.language.architectures import (
     Architecture,
     HuggingFace,
+    OwnArchitecture,
     PresetArchitecture,
 )
 from fastweights.training.language.existing import ExistingModel, copy_to_own_memory
@@ -129,7 +130,7 @@ def train(
     session = Session(processes=processes, layout=layout, reporter=reporter, stop=stop)
     processes.require_alike(layout)
     processes.read_together(layout.slices)
-    if isinstance(config.model, Architecture | PresetArchitecture):
+    if isinstance(config.model, OwnArchitecture):
         require_memory_to_train(config.model.config(), config, config.length, processes, layout)
     with processes.first_then_others():
         if processes.is_first:
