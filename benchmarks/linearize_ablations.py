@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Generator, Tensor
 
@@ -118,7 +117,7 @@ def ablate(teachers: Path, teacher: str, name: str, seed: int, out: Path) -> Row
     ablation, folder, start = ABLATIONS[name], teachers / teacher, time.perf_counter()
     recipe = LinearizationRecipe(ablation.config, ())
     conversion = Conversion(str(folder / "model"), data_of(teachers, teacher), recipe, seed=seed)
-    Console().print(f"{teacher}, {name}, seed {seed}", markup=False, highlight=False)
+    print(f"{teacher}, {name}, seed {seed}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as changed:
         for change in ablation.changes:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from fastweights.cli import plain_console
 from fastweights.cli.progress import reporter
 from fastweights.lab.bench.report import open_report
 from fastweights.linearize import LinearAttentionConfig
@@ -175,8 +175,8 @@ def run(chosen: argparse.Namespace, teacher: str, name: str, lr: float, seed: in
         str(folder / "model"), data, recipe, softmax_layers=chosen.softmax_layers, seed=seed
     )
     title = f"{teacher} {name} {chosen.softmax_layers} {chosen.steps} {lr:g} {seed}"
-    console = Console(highlight=False)
-    console.print(f"\n{title}", markup=False)
+    console = plain_console()
+    console.print(f"\n{title}")
     out = chosen.teachers / "table" / "".join(c if c.isalnum() else "-" for c in title)
     with reporter(console) as watch, StopOnSignal() as stop:
         start, clock = time.perf_counter(), out.with_suffix(".json")

@@ -21,10 +21,10 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+from fastweights.cli import plain_console
 from fastweights.cli.progress import reporter
 from fastweights.linearize.evaluate.far_text import far_documents, far_text
 from fastweights.train import (
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("text", *FAR))
     parser.add_argument("--steps", type=int, default=2200, help="of the model of text")
     chosen = parser.parse_args()
-    console = Console(highlight=False)
+    console = plain_console()
     with reporter(console) as watch, StopOnSignal() as stop:
         for name, config in _runs(chosen):
             if not stop():

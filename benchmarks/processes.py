@@ -32,7 +32,7 @@ from fastweights.train import AdamW, Architecture, Text, TrainConfig
 from fastweights.training.language.language_model import LanguageModelStage
 from fastweights.training.loop.folder import create_run
 from fastweights.training.loop.layout import Layout
-from fastweights.training.loop.loop import Loop
+from fastweights.training.loop.loop import Loop, Session
 from fastweights.training.loop.processes import join_processes, leave_processes
 from measuring import Act, begin, options
 
@@ -55,7 +55,7 @@ def loop_of(config: TrainConfig, layout: Layout, folder: Path) -> Loop:
     processes = join_processes(torch.device("cpu"))
     with processes.first_then_others():
         create_run(folder, config)
-        stage = LanguageModelStage(config, folder, processes, layout)
+        stage = LanguageModelStage(config, folder, Session(processes=processes, layout=layout))
         stage.prepare(folder)
     return Loop(stage, config, processes, layout)
 

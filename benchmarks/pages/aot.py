@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, origin, rows_of
+from pages.page import Page, Row, origin, rows_of
 
 ACTS = ("prefill", "decode")
 
@@ -38,4 +38,4 @@ def _speed(found: Row, act: str) -> str:
     return f"{found['compiled'][act] / found['fastweights'][act]:.1f}"
 
 
-PAGE = Page("aot", Stretches({"measured": measured, "mixers": mixers}))
+PAGE = Page("aot", (measured, mixers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, origin, rows_of
+from pages.page import Page, Row, origin, rows_of
 
 
 def machine() -> str:
@@ -34,7 +34,4 @@ def differences() -> str:
     return table(columns, lines)
 
 
-PAGE = Page(
-    "batch-invariance",
-    Stretches({"machine": machine, "costs": costs, "differences": differences}),
-)
+PAGE = Page("batch-invariance", (machine, costs, differences))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fastweights.lab.check import LAWS
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, origin, rows_of
+from pages.page import Page, Row, origin, rows_of
 
 SHORT = {"holds": "✓", "refused": "refuses", "not asked": ""}
 
@@ -108,16 +108,4 @@ def _reasons() -> Iterator[str]:
         yield f"- {', '.join(names)}: {reason} ({', '.join(laws[reason])})"
 
 
-PAGE = Page(
-    "check",
-    Stretches(
-        {
-            "laws": laws,
-            "versions": versions,
-            "theirs": theirs,
-            "fla": fla,
-            "ours": ours,
-            "reasons": reasons,
-        }
-    ),
-)
+PAGE = Page("check", (laws, versions, theirs, fla, ours, reasons))

@@ -8,7 +8,7 @@ from pages.page import Row, rows_of
 ACTS = ("read", "learn", "decode")
 
 
-def models() -> str:
+def bfloat16_models() -> str:
     """Milliseconds of models in float32, bfloat16 and, where measured, under autocast."""
     rows = [
         [row["name"], *(_model(row[act]) for act in ACTS)]
@@ -23,7 +23,7 @@ def _model(found: Row) -> str:
     return " / ".join(f"{time:.3g}" for time in times)
 
 
-def streams() -> str:
+def bfloat16_streams() -> str:
     """Milliseconds of the compiled kernels by streams, forward / forward and backward."""
     rows = [
         [

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fastweights.lab.bench.peers import FLA
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, rows_of
+from pages.page import Page, Row, rows_of
 
 OURS = "fastweights"
 NOW, BEFORE = "gpu/times", "gpu/first_times"
@@ -37,4 +37,4 @@ def _kernels(row: Row | None) -> float:
     return sum(row["kernels"].values()) if row else 0.0
 
 
-PAGE = Page("gpu", Stretches({"measured": measured}))
+PAGE = Page("gpu", (measured,))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
-from pages.page import Page, Row, Stretches, origin, results, rows_of
+from pages.page import Page, Row, origin, results, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,15 +141,6 @@ def _draw(panel: Axes, rows: list[Row]) -> None:
 
 PAGE = Page(
     "gpu-static",
-    Stretches(
-        {
-            "origin": measured,
-            "rates": rates,
-            "operations": operations,
-            "limits": limits,
-            "spills": spills,
-            "compilation": compilation,
-        }
-    ),
+    (measured, rates, operations, limits, spills, compilation),
     {"gpu-floors.png": floors},
 )

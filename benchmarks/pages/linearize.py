@@ -8,7 +8,7 @@ from statistics import median
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
-from pages.page import Page, Row, Stretches, origin, rows_of
+from pages.page import Page, Row, origin, rows_of
 
 
 def far_machine() -> str:
@@ -148,14 +148,6 @@ def generation_picture() -> bytes:
 
 PAGE = Page(
     "linearize-measured",
-    Stretches(
-        {
-            "far_machine": far_machine,
-            "needs": needs,
-            "recipes": recipes,
-            "ablations": ablations,
-            "generation": generation,
-        }
-    ),
+    (far_machine, needs, recipes, ablations, generation),
     {"linearize_generation.png": generation_picture},
 )

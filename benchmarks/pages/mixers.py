@@ -18,7 +18,7 @@ from fastweights.mixer import Mixer
 from fastweights.mixers import make
 from fastweights.recurrence import NoFiniteFormError, Recurrence, Signed
 from fastweights.render import markdown
-from pages.page import DOCS, Page, Stretches
+from pages.page import DOCS, Page
 
 PROBE, TOKENS = 64, 48
 """Where a mixer is run."""
@@ -150,4 +150,4 @@ def _imported() -> Iterator[tuple[str, str]]:
             yield from ((kind, mixer) for mixer in ([same] if "same names" in mixers else named))
 
 
-PAGE = Page("mixers", Stretches({"matrix": matrix}))
+PAGE = Page("mixers", (matrix,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, origin, results, rows_of
+from pages.page import Page, Row, origin, results, rows_of
 
 
 def measured() -> str:
@@ -27,4 +27,4 @@ def _line(row: Row) -> list[str]:
     return [f"`{row['mixer']}`", f"{row['error']:.0e}", f"{theirs:,.0f}", f"{theirs / ours:.1f}"]
 
 
-PAGE = Page("onnx", Stretches({"measured": measured, "mixers": mixers}))
+PAGE = Page("onnx", (measured, mixers))

@@ -20,30 +20,27 @@ class Page:
     """docs/`name`.md.
 
     Attributes:
-        render: the page as it should be, from the page as it is
+        stretches: functions that write what stands between ``<!-- NAME -->`` and ``<!-- end -->``,
+            where NAME is the function's; the prose around them is typed by hand
         pictures: how to draw the pictures on it, as PNG, by their names in docs/measured
     """
 
     name: str
-    render: Callable[[str], str]
+    stretches: tuple[Callable[[], str], ...]
     pictures: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
         return DOCS / f"{self.name}.md"
 
+    def render(self, page: str) -> str:
+        """The page as it should be, from the page as it is.
 
-@dataclass(frozen=True)
-class Stretches:
-    """Writes what stands between ``<!-- NAME -->`` and ``<!-- end -->`` anew; the prose around
-    them is typed by hand.
-    """
-
-    content: Mapping[str, Callable[[], str]]
-
-    def __call__(self, page: str) -> str:
-        """Raises ValueError if the page has no place for one of them."""
-        for name, write in self.content.items():
+        Raises:
+            ValueError: If the page has no place for a stretch.
+        """
+        for write in self.stretches:
+            name = write.__name__
             place = re.compile(rf"<!-- {name} -->\n.*?<!-- end -->", re.DOTALL)
             if not place.search(page):
                 raise ValueError(f"the page has no <!-- {name} --> … <!-- end --> to write into")

@@ -13,7 +13,7 @@ from itertools import groupby
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from pages import cpu
-from pages.page import Page, Row, Stretches, origin, results, rows_of
+from pages.page import Page, Row, origin, results, rows_of
 
 OURS = "fastweights"
 
@@ -233,20 +233,18 @@ def scaling() -> bytes:
 
 PAGE = Page(
     "performance",
-    Stretches(
-        {
-            "machine": machine,
-            "operations": operations,
-            "layers": layers,
-            "lengths": lengths,
-            "crossovers": crossovers,
-            "tokens": tokens,
-            "training": training,
-            "bfloat16_models": cpu.models,
-            "bfloat16_streams": cpu.streams,
-            "long_convolutions": cpu.long_convolutions,
-            "long_convolution_tokens": cpu.long_convolution_tokens,
-        }
+    (
+        machine,
+        operations,
+        layers,
+        lengths,
+        crossovers,
+        tokens,
+        training,
+        cpu.bfloat16_models,
+        cpu.bfloat16_streams,
+        cpu.long_convolutions,
+        cpu.long_convolution_tokens,
     ),
     {"scaling.png": scaling},
 )

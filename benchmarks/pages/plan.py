@@ -7,8 +7,8 @@ from itertools import groupby
 from fastweights.budget import ACCELERATORS
 from fastweights.recipes import ROWS, TableRow
 from fastweights.render.markdown import table
-from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, Stretches, results, rows_of
+from fastweights.render.units import bytes_in_words, significant
+from pages.page import Page, Row, results, rows_of
 
 SETTINGS = ("width", "layers", "batch", "length")
 
@@ -47,7 +47,7 @@ def _cost(row: Row) -> str:
         return "does not fit"
     ways = "".join(mark for mark, name in (("S", "shard"), ("R", "recompute")) if row[name])
     size = bytes_in_words(row["memory"])
-    return f"{row['hours']:,.3g} h, {size}" + (f" ({ways})" if ways else "")
+    return f"{significant(row['hours'], 3)} h, {size}" + (f" ({ways})" if ways else "")
 
 
 def _prices() -> dict[str, float]:
@@ -125,17 +125,4 @@ def times() -> str:
     return table(columns, lines)
 
 
-PAGE = Page(
-    "plan",
-    Stretches(
-        {
-            "recipes": recipes,
-            "devices": devices,
-            "costs": costs,
-            "prices": prices,
-            "memory": memory,
-            "operations": operations,
-            "times": times,
-        }
-    ),
-)
+PAGE = Page("plan", (recipes, devices, costs, prices, memory, operations, times))

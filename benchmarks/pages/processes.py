@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, Stretches, rows_of
+from pages.page import Page, Row, rows_of
 
 RIVALS = {"ulysses": "Ulysses", "ring": "ring attention"}
 DRAWN = ("metala", "gated_deltanet", "mamba2", "mesa")
@@ -119,11 +119,5 @@ def draw_traffic() -> bytes:
     return png(figure)
 
 
-SEVERAL = Page(
-    "several-processes", Stretches({"overhead": overhead, "speed": speed, "memory": memory})
-)
-LONG = Page(
-    "long-sequences",
-    Stretches({"traffic": traffic, "steps": steps}),
-    {"sequence_parallel.png": draw_traffic},
-)
+SEVERAL = Page("several-processes", (overhead, speed, memory))
+LONG = Page("long-sequences", (traffic, steps), {"sequence_parallel.png": draw_traffic})

@@ -11,11 +11,10 @@ from fastweights.lab.reproduce import CLAIMS, Claim, ClaimSize, ClaimVerdict, Sc
 from fastweights.lab.reproduce.claim import FLOOR
 from fastweights.lab.reproduce.computed import Computed
 from fastweights.lab.reproduce.measures import At, Measure, Measures
-from fastweights.lab.reproduce.theory import Theorem
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
 from fastweights.training.loop.identity import key_of
-from pages.page import RESULTS, Page, Stretches, results
+from pages.page import RESULTS, Page, results
 
 Outcome = dict[str, Any]
 
@@ -38,7 +37,7 @@ def _measured() -> Iterator[tuple[str, Claim, Outcome]]:
 
 GROUPS = {
     "Theorems and identities, executed": lambda claim, outcome: isinstance(
-        claim.sizes[outcome["size"]].experiment, Theorem | Computed
+        claim.sizes[outcome["size"]].experiment, Computed
     ),
     "Reproduced by two protocols": lambda claim, outcome: _agreed(claim, ClaimVerdict.HOLDS) > 1,
     "Contradicted by two protocols": lambda claim, outcome: _agreed(claim, ClaimVerdict.FAILS) > 1,
@@ -303,4 +302,4 @@ def _pictures() -> dict[str, Callable[[], bytes]]:
     }
 
 
-PAGE = Page("reproduce", Stretches({"verdicts": verdicts, "sections": sections}), _pictures())
+PAGE = Page("reproduce", (verdicts, sections), _pictures())

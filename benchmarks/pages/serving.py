@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, origin, results, rows_of
+from pages.page import Page, Row, origin, results, rows_of
 
 ACTS = ("token", "token, batch of 8", "prefill")
 
@@ -45,6 +45,4 @@ def _time(times: Row, way: str) -> str:
     return f"{times[way]:,.1f} ({times['float32'] / times[way]:.2f}×)"
 
 
-PAGE = Page(
-    "serving", Stretches({"quantized": quantized, "perplexity": perplexity, "speed": speed})
-)
+PAGE = Page("serving", (quantized, perplexity, speed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastweights.analysis.tables import FUNCTIONS, TABLES, Table, functions
-from pages.page import Page, Stretches
+from pages.page import Page
 
 IN_PLACE = ("metala-2", "mesanet-3", "mesanet-4", "costs")
 DERIVED = ("in d²", "state in n_a²", "operations in n_a²")
@@ -35,4 +35,4 @@ def _shown(table: Table) -> Table:
     return table._replace(columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
-PAGE = Page("tables", Stretches({"tables": tables}))
+PAGE = Page("tables", (tables,))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend, png
-from pages.page import Page, Row, Stretches, origin, rows_of
+from pages.page import Page, Row, origin, rows_of
 
 PARTS = {"prefill": "prefill", "training": "forward + backward", "decode": "generate"}
 CONTROL = "llama"
@@ -95,14 +95,5 @@ def ratios() -> bytes:
 
 
 PAGE = Page(
-    "transformers-speed",
-    Stretches(
-        {
-            "machine": machine,
-            "medians": medians,
-            "times": times,
-            "packing": packing,
-        }
-    ),
-    {"transformers_models.png": ratios},
+    "transformers-speed", (machine, medians, times, packing), {"transformers_models.png": ratios}
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, Stretches, rows_of
+from pages.page import Page, Row, rows_of
 
 
 def _rows() -> list[Row]:
@@ -60,7 +60,4 @@ def _left() -> Iterator[str]:
         yield f"- {said} ({', '.join(where)})"
 
 
-PAGE = Page(
-    "transformers",
-    Stretches({"versions": versions, "functions": functions, "left": left}),
-)
+PAGE = Page("transformers", (versions, functions, left))

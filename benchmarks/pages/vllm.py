@@ -7,7 +7,7 @@ from typing import Any
 
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, Stretches, rows_of
+from pages.page import Page, Row, rows_of
 
 MODELS = ("softmax", "linearized")
 COLUMNS = (
@@ -51,4 +51,4 @@ def _line(rows: list[Row], prompt: int, streams: int, model: str) -> tuple[str, 
     )
 
 
-PAGE = Page("vllm", Stretches({"serving": serving}))
+PAGE = Page("vllm", (serving,))

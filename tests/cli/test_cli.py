@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from rich.table import Table
 
 from fastweights import MIXERS, PRESETS
-from fastweights.cli import VERBS, main
+from fastweights.cli import VERBS, main, plain_console
 from fastweights.cli.progress import Bar
 from fastweights.cli.verbs.generate import (
     Request,
@@ -380,10 +380,20 @@ def test_python_runs_the_package_as_the_command():
     assert subprocess.run(line, capture_output=True, text=True).stdout.startswith("fastweights 0.")
 
 
+def test_names_in_square_brackets_are_no_markup() -> None:
+    screen, name = io.StringIO(), "runs/[a]/[/b]/:dog:"
+    console = plain_console(file=screen, width=60)
+    table = Table("model", title=name)
+    table.add_row(name)
+    for shown in (name, table):
+        console.print(shown)
+    assert screen.getvalue().count(name) == 3
+
+
 @pytest.mark.long
 def test_the_bar_on_a_terminal(folder, tmp_path):
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
+    console = plain_console(file=screen, force_terminal=True, width=100)
     with Bar(console) as bar:
         train(tiny(folder), tmp_path / "out", cpu=True, reporter=bar)
     assert "6/6" in screen.getvalue()

@@ -46,6 +46,15 @@ def test_a_folder_and_a_preset(capsys, tmp_path) -> None:
     assert "70.43M parameters" in said(capsys, "plan", "--preset=pythia-70m", *WORK)
 
 
+def test_large_counts_have_no_exponents(capsys) -> None:
+    large = ["--layers=100", "--width=3072", "--devices=64", "--shard"]
+    out = said(capsys, "plan", *large, "--tokens=12345678901", "--length=64")
+    assert "12,350,000,000 tokens in" in out
+    assert "model       11,520M parameters" in out
+    counted = [line for line in out.splitlines() if not line.startswith("training")]
+    assert "e+" not in "".join(counted)
+
+
 def test_a_recipe_says_its_numbers_and_its_command(capsys) -> None:
     out = said(capsys, "plan", "metala-360m", "--devices=8", "--recompute")
     assert "warmup 2000: ours: the paper is silent" in out
@@ -67,7 +76,7 @@ def test_a_recipe_recomputes_where_it_does_not_fit_otherwise(capsys) -> None:
 
 def test_options_change_a_recipe(capsys) -> None:
     out = said(capsys, "plan", "mesanet-140m", "--device=h200", "--tokens=1e9", "--batch=64")
-    assert "1e+09 tokens in 7,630 steps of 64 × 2,048" in out
+    assert "1,000,000,000 tokens in 7,630 steps of 64 × 2,048" in out
     assert "8 × h200" in out
 
 

@@ -504,7 +504,6 @@ def record(bytewise, tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.parametrize("name", eval_files.ITEMS)
 @pytest.mark.long
 def test_harness_agrees_item_by_item(bytewise, record: dict, name: str) -> None:
-    """Its requests go through the states after shared contexts, ours through whole texts."""
     scores = score(*bytewise, eval_files.ITEMS[name])
     samples = sorted(record["samples"][name], key=lambda sample: sample["doc_id"])
     for sample, row in zip(samples, scores.rows, strict=True):
@@ -531,12 +530,6 @@ def test_rolling_likelihood_is_of_the_whole_text(bytewise) -> None:
     assert np.isclose(
         found, log_p[np.arange(len(text)), ids[0, 1:]].sum(), rtol=TOLERANCE[torch.float64]
     )
-
-
-def test_the_harness_may_not_draw(bytewise) -> None:
-    request = Instance("generate_until", {}, ("a", {"do_sample": True, "until": "\n"}), 0)
-    with pytest.raises(ValueError, match="greedily only"):
-        HarnessModel(*bytewise).generate_until([request])
 
 
 # the command --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from fastweights.linearize.evaluate.report import read_curve
 from fastweights.recurrence import Decay
 from fastweights.recurrence.mapped import features
 from fastweights.train import CheckpointError, Every, NonFiniteError
-from fastweights.training.loop.loop import Loop
+from fastweights.training.loop.loop import Loop, Session
 from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.stage import Optimization, trainable_parameters
 from killable_runs import launch_two
@@ -373,7 +373,7 @@ def test_bfloat16_goes_on_to_the_same_end(tmp_path: Path, name: str):
             stage = TransferStage(model, stream(), stream())
             config = Fit(steps=5, batch=4, bf16=bf16)
             folder = tmp_path / f"{bf16} {len(sittings)}"
-            fit(stage, config, folder, stop=lambda left=left: not next(left))
+            fit(stage, config, folder, Session(stop=lambda left=left: not next(left)))
         ends[bf16, len(sittings)] = {n: p.detach() for n, p in trainable_parameters(model).items()}
     one, often, plain = ends[True, 1], ends[True, 2], ends[False, 1]
     assert all(torch.equal(one[name], often[name]) for name in one)
@@ -406,7 +406,11 @@ def test_block_by_block_goes_on_where_it_stopped(tmp_path):
         for calls in sittings:
             model, left = linear_llama(layers=3), iter(range(calls, -1, -1))
             complete = transfer_blockwise(
-                model, stream(), settings, tmp_path / name, stop=lambda left=left: not next(left)
+                model,
+                stream(),
+                settings,
+                tmp_path / name,
+                Session(stop=lambda left=left: not next(left)),
             )
         assert complete
         ends.append(model.state_dict())

@@ -162,7 +162,7 @@ def test_an_update_of_training(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     model = Architecture(tuple(LAYERS[name]), width=16, layers=len(LAYERS[name]))
     text = Text((str(tmp_path / "text.txt"),))
     config = TrainConfig(text=text, model=model, length=32, steps=2, batch=2)
-    stage = LanguageModelStage(config, tmp_path / "run", Alone())
+    stage = LanguageModelStage(config, tmp_path / "run")
     stage.prepare(tmp_path)
     stage.model.to(META)
     loop = Loop(stage, config, Alone())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastweights.render.units import bytes_in_words, layers_by_reason, layers_in_words
+from fastweights.render.units import bytes_in_words, layers_by_reason, layers_in_words, significant
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,14 @@ from fastweights.render.units import bytes_in_words, layers_by_reason, layers_in
 )
 def test_bytes_have_units(count, words):
     assert bytes_in_words(count) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(12_345.6, "12,350"), (0.33284, "0.3328"), (2.0, "2"), (3e11, f"{300_000_000_000:,}")],
+)
+def test_numbers_have_digits_and_no_exponents(number, written):
+    assert significant(number, 4) == written
 
 
 def test_layers_in_a_row_are_a_range() -> None:

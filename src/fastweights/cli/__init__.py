@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO, TextIOWrapper
+from typing import TYPE_CHECKING, Any
 
 from fastweights.cli.parser import Parser, Verb, add_verbs
 from fastweights.cli.parsers.linearize import LinearizeVerb
@@ -35,6 +36,9 @@ from fastweights.cli.parsers.models import (
     TransformersVerb,
 )
 from fastweights.cli.parsers.training import PlanVerb, SweepVerb, TrainVerb
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 VERBS: dict[str, type[Verb]] = {
     "train": TrainVerb,
@@ -71,12 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     with nullcontext() if _is_first("LOCAL_RANK") else redirect_stderr(StringIO()):
         chosen = build_parser().parse_args(arguments)
-    from rich.console import Console
-
     if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = chosen.run(chosen, Console(highlight=False, quiet=not _is_first("RANK")))
+        status = chosen.run(chosen, plain_console(quiet=not _is_first("RANK")))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -108,6 +110,14 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="Show the whole traceback of an error")
     add_verbs(parser, "VERB", VERBS)
     return parser
+
+
+def plain_console(**settings: Any) -> Console:
+    """A console that prints text as it is: nothing in it is markup, such as square brackets in the
+    name of a file."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, **settings)
 
 
 def _is_first(rank: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from fastweights.budget import TrainingPlan, Workload
 from fastweights.budget.memory import RESERVE
 from fastweights.recipes import ConversionBudget
-from fastweights.render.units import bytes_in_words
+from fastweights.render.units import bytes_in_words, millions, significant
 
 Lines = Iterator[tuple[str, str]]
 
@@ -53,12 +53,12 @@ def _(found: TrainingPlan) -> Lines:
 @describe.register
 def _(found: ConversionBudget) -> Lines:
     workload = found.workload
-    yield "model", f"{_millions(found.parameters)} parameters in bfloat16"
+    yield "model", f"{millions(found.parameters)} parameters in bfloat16"
     yield from _describe_work(workload, found.total_operations)
     for stage in found.stages:
         yield (
             stage.name,
-            f"{stage.steps:,} steps, {_millions(stage.trained)} parameters trained,"
+            f"{stage.steps:,} steps, {millions(stage.trained)} parameters trained,"
             f" {_giga(stage.operations)} per token",
         )
         yield (
@@ -76,8 +76,8 @@ def _describe_model(found: TrainingPlan) -> Lines:
     of, done = found.parameters, found.operations
     yield (
         "model",
-        f"{_millions(of.total)} parameters: embeddings {_millions(of.embedding)}, mixers"
-        f" {_millions(of.mixers)}, MLPs {_millions(of.mlp)}, norms {_millions(of.norms)}",
+        f"{millions(of.total)} parameters: embeddings {millions(of.embedding)}, mixers"
+        f" {millions(of.mixers)}, MLPs {millions(of.mlp)}, norms {millions(of.norms)}",
     )
     rules = ", ".join(f"{rule} {_giga(count)}" for rule, count in done.recurrences.items())
     yield (
@@ -89,10 +89,10 @@ def _describe_model(found: TrainingPlan) -> Lines:
 
 
 def _describe_work(workload: Workload, operations: float) -> Lines:
+    steps = f"{workload.steps:,} steps of {workload.batch:,} × {workload.length:,}"
     yield (
         "training",
-        f"{workload.tokens:,.4g} tokens in {workload.steps:,} steps of {workload.batch:,} ×"
-        f" {workload.length:,}, {operations:.3g} operations",
+        f"{significant(workload.tokens, 4)} tokens in {steps}, {operations:.3g} operations",
     )
     placing, device = workload.placing, workload.device
     how = [name for name in ("shard", "recompute", "bf16") if getattr(placing, name)]
@@ -122,7 +122,8 @@ def _cost(found: TrainingPlan | ConversionBudget) -> Lines:
 
 
 def _hours(found: TrainingPlan | ConversionBudget) -> str:
-    return f"{found.hours:,.3g} hours, {found.device_hours:,.4g} device hours"
+    hours, of_devices = significant(found.hours, 3), significant(found.device_hours, 4)
+    return f"{hours} hours, {of_devices} device hours"
 
 
 def _room(workload: Workload) -> str:
@@ -131,8 +132,4 @@ def _room(workload: Workload) -> str:
 
 
 def _giga(count: float) -> str:
-    return f"{count / 1e9:,.3g} GFLOP"
-
-
-def _millions(count: float) -> str:
-    return f"{count / 1e6:,.4g}M"
+    return f"{significant(count / 1e9, 3)} GFLOP"

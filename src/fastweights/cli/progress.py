@@ -93,7 +93,7 @@ class Lines(Reporter):
         self.note(f"{phase.what}: {phase.done:,} of {phase.total:,}, {_time(left)} left")
 
     def note(self, message: str) -> None:
-        self.console.print(message, markup=False, soft_wrap=True)
+        self.console.print(message, soft_wrap=True)
 
 
 class Bar(Lines):
@@ -108,7 +108,7 @@ class Bar(Lines):
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
@@ -162,7 +162,7 @@ class Bar(Lines):
         return Progress(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             TextColumn("elapsed,"),
             TimeRemainingColumn(),

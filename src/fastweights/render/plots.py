@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,15 +19,16 @@ HEAT = "magma_r"
 
 
 def canvas(
-    rows: int = 1, columns: int = 1, width: float = 3.6, height: float = 2.9
+    rows: int = 1, columns: int = 1, width: float = 3.6, height: float = 2.9, **shared: Any
 ) -> tuple[Figure, np.ndarray]:
-    """(a figure, its axes ``[rows columns]``), each of them `width` × `height` inches."""
+    """(a figure, its axes ``[rows columns]``), each of them `width` × `height` inches, but as
+    matplotlib's `subplots` divides the figure by what is `shared`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
     for one in axes.flat:
         tidy(one)
     return figure, axes

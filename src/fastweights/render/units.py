@@ -9,12 +9,22 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgtp])(i?)b?|b|bytes)?", re.IGNORECASE)
 
 
+def significant(number: float, digits: int) -> str:
+    """Write a number to so many digits, large ones without an exponent: ``12,350``."""
+    return f"{float(f'{number:.{digits}g}'):,.15g}"
+
+
+def millions(count: float) -> str:
+    """Say a number of parameters to four digits: ``70.43M``."""
+    return f"{significant(count / 1e6, 4)}M"
+
+
 def bytes_in_words(count: float) -> str:
     """Say a number of bytes in decimal units, as disks and networks have them: ``25.28 GB``."""
     unit = 0
     while count >= 1000 and unit < len(_UNITS) - 1:
         count, unit = count / 1000, unit + 1
-    return f"{count:,.4g} {_UNITS[unit]}"
+    return f"{significant(count, 4)} {_UNITS[unit]}"
 
 
 def layers_in_words(numbers: Iterable[int]) -> str:

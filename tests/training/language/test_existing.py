@@ -99,7 +99,7 @@ def changed(before: Path, after: Path) -> set[str]:
 
 def stop_after(steps: int) -> Callable[[], bool]:
     left = iter(range(steps, -1, -1))
-    return lambda: next(left) == 0
+    return lambda: next(left, 0) == 0
 
 
 @pytest.mark.long

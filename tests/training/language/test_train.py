@@ -290,7 +290,7 @@ def test_curves_are_drawn(tmp_path):
     for name, more in {"one": {}, "both": {"val_loss": 1.5}}.items():
         plot([*rows[:-1], rows[-1] | more], tmp_path / name, "sheep")
         with Image.open(tmp_path / name) as picture:
-            assert (picture.format, picture.size) == ("PNG", (1050, 750))
+            assert (picture.format, picture.size) == ("PNG", (676, 468))
         sizes[name] = (tmp_path / name).stat().st_size
     assert sizes["both"] > sizes["one"]
 

@@ -13,7 +13,6 @@ import pytest
 from fastweights.errors import CheckpointError
 from fastweights.lab.reproduce import CLAIMS
 from fastweights.lab.tasks import Images
-from fastweights.training.loop import identity
 from fastweights.training.loop.folder import keyed_folder
 from fastweights.training.loop.identity import (
     VERSION,
@@ -96,17 +95,6 @@ def test_what_a_newer_version_wrote_is_named() -> None:
     assert list(differences(newer, Config(3))) == [
         f"identity was of version {VERSION + 1}, is of {VERSION}"
     ]
-
-
-def test_renamed_types_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True)
-    class Renamed:
-        rate: float = 0.1
-        names: tuple[str, ...] = ("a", "b")
-
-    monkeypatch.setattr(identity, "FIRST_NAMES", {"Renamed": "Inner"})
-    assert list(differences(to_record(Inner(0.3)), Renamed(0.3))) == []
-    assert key_of(Renamed(0.3)) == key_of(Inner(0.3))
 
 
 def test_keys_differ_where_values_do_and_equal_numbers_have_one() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.console import Console
 
+from fastweights.cli import plain_console
 from fastweights.cli.progress import Bar, Lines
 from fastweights.errors import Stopped
 from fastweights.training.loop import processes
@@ -54,7 +54,7 @@ def test_a_validation_by_one_process_asks_now_and_then(monkeypatch: pytest.Monke
 
 def test_lines_say_what_is_done_and_the_time_left_now_and_then() -> None:
     screen = io.StringIO()
-    lines = Lines(Console(file=screen, width=100))
+    lines = Lines(plain_console(file=screen, width=100))
     for done, seconds in enumerate((0.0, 4.0, 11.0, 12.0, 21.0, 25.0)):
         lines.phase(WorkDone("ranking layers", done, 5, seconds))
     assert screen.getvalue() == (
@@ -64,13 +64,13 @@ def test_lines_say_what_is_done_and_the_time_left_now_and_then() -> None:
 
 def test_a_terminal_shows_one_bar_at_a_time() -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
+    console = plain_console(file=screen, force_terminal=True, width=100)
     with Bar(console) as bar:
         for done in range(3):
-            bar.phase(WorkDone("placing landmarks", done, 2, float(done)))
+            bar.phase(WorkDone("placing [landmarks]", done, 2, float(done)))
         bar.note("placed")
         bar.phase(WorkDone("validating", 0, 2, 0.0))
     shown = screen.getvalue()
-    assert "placing landmarks," in shown
-    assert "placing landmarks," not in shown[shown.index("placed\n") :]
+    assert "placing [landmarks]," in shown
+    assert "placing [landmarks]," not in shown[shown.index("placed\n") :]
     assert "validating," in shown

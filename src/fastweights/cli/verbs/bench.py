@@ -14,7 +14,6 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fastweights.cli.load import load_config
 from fastweights.cli.progress import WIDE
@@ -28,9 +27,8 @@ from fastweights.lab.bench.training import TrainPlan, run_training
 from fastweights.mixers.mesa import mesa_layers
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.size import sketch_of
-from fastweights.render.plots import png
 from fastweights.training.loop.checkpoint import model_folder
-from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.files import write_figure
 
 QUICK = Budget(seconds=0.1, runs=5)
 Row = dict[str, Any]
@@ -66,8 +64,7 @@ def bench_decoding(chosen: Namespace, console: Console) -> None:
 def _run_decode(plan: DecodePlan, report: Report, device: torch.device) -> None:
     run_decode(report, plan, device)
     if rows := [row for row in report.rows if row["type"] == "FlatnessRow"]:
-        with atomic_file(report.path.with_suffix(".png")) as new:
-            new.write_bytes(png(plot_flatness(rows)))
+        write_figure(report.path.with_suffix(".png"), plot_flatness(rows))
 
 
 def bench_training(chosen: Namespace, console: Console) -> None:
@@ -140,7 +137,7 @@ class _Live:
         line = "  ".join(
             filter(None, (f"{c.name} {c.cell(row)}" if c.cell(row) else "" for c in _COLUMNS))
         )
-        self.console.print(Text(f"{row['group']}: {line}"), soft_wrap=True)
+        self.console.print(f"{row['group']}: {line}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -227,5 +224,5 @@ def _table(rows: list[Row]) -> Table:
             column.name, justify="left" if column.text is str else "right", overflow="fold"
         )
     for row in rows:
-        table.add_row(*([] if one else [row["group"]]), *(Text(c.cell(row)) for c in shown))
+        table.add_row(*([] if one else [row["group"]]), *(c.cell(row) for c in shown))
     return table

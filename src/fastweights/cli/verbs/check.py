@@ -40,7 +40,7 @@ def check(chosen: Namespace, console: Console) -> int:
     console.print(_table(found))
     broken = [finding.law for finding in found if finding.is_breach]
     for law in broken:
-        console.print(f"broken: {law.says}", markup=False)
+        console.print(f"broken: {law.says}")
     if chosen.json is not None:
         about = {"model": chosen.checkpoint, "type": model.config.model_type}
         numbers = {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
@@ -69,7 +69,7 @@ def _table(found: Sequence[Finding]) -> Table:
         table.add_column(column, justify="right" if column == "difference" else "left")
     for finding in found:
         verdict = Text(finding.verdict.value, STYLES.get(finding.verdict, ""))
-        table.add_row(Text(finding.law.name), verdict, _difference(finding), Text(_where(finding)))
+        table.add_row(finding.law.name, verdict, _difference(finding), _where(finding))
     return table
 
 

@@ -22,12 +22,10 @@ from fastweights.lab.evals.needles import draw as draw_needles
 from fastweights.lab.evals.needles import measure_needles as find_needles
 from fastweights.lab.evals.score import Scores, score
 from fastweights.linearize.evaluate.logits import positions_of
-from fastweights.models import FastWeightsConfig
-from fastweights.render.plots import png
 from fastweights.training.data.corpus import tokenize_sources
 from fastweights.training.data.sources import read_documents
 from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_position
-from fastweights.training.loop.files import atomic_file, write_json
+from fastweights.training.loop.files import write_figure, write_json
 from fastweights.training.loop.report import Follow, follow
 
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
@@ -49,8 +47,8 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
         table.add_row(
             source, f"{loss.counts.sum():,}", f"{loss.perplexity:.4f}", f"{loss.mean:.4f}", bits
         )
-    with atomic_file(chosen.out / "positions.png") as new:
-        new.write_bytes(png(draw(losses, chosen.reference, chosen.trained)))
+    picture = draw(losses, chosen.reference, chosen.trained)
+    write_figure(chosen.out / "positions.png", picture)
     console.print(table)
     _say_where(chosen, console)
 
@@ -112,12 +110,6 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
     table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
     for source in chosen.models:
         harness.export(tasks, chosen.out / "tasks")
-        config = load_config(source)
-        if not isinstance(config, FastWeightsConfig):
-            raise ValueError(
-                f"{source} is a {config.model_type}; run lm-eval with --include_path"
-                f" {chosen.out}/tasks"
-            )
         model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
         results = harness.run_harness(
             model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch
@@ -145,8 +137,7 @@ def measure_needles(chosen: Namespace, console: Console) -> None:
             )
         _write(chosen, source, one.record())
         console.print(_needle_table(source, one))
-    with atomic_file(chosen.out / "needles.png") as new:
-        new.write_bytes(png(draw_needles(scores)))
+    write_figure(chosen.out / "needles.png", draw_needles(scores))
     _say_where(chosen, console)
 
 
@@ -197,7 +188,7 @@ def _of(name: str, chosen: Namespace) -> Sequence[Item]:
 
 
 def _say_where(chosen: Namespace, console: Console) -> None:
-    console.print(f"{chosen.out}", markup=False, soft_wrap=True)
+    console.print(f"{chosen.out}", soft_wrap=True)
 
 
 def _file_name(source: str) -> str:

@@ -111,7 +111,7 @@ def _write_file(
         beside = [path for path in Path(folder).iterdir() if path != written]
         for path in (*beside, written):  # the file last: once it is there, all is
             path.replace(out.parent / path.name)
-    console.print(f"{chosen.out}, with {said}", soft_wrap=True, markup=False)
+    console.print(f"{chosen.out}, with {said}", soft_wrap=True)
 
 
 def _write_graph(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> str:
@@ -137,5 +137,4 @@ def _write_folder(
     console.print(
         f"{parameters:,} parameters as {theirs.config.model_type} in {chosen.out}",
         soft_wrap=True,
-        markup=False,
     )

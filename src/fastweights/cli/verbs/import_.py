@@ -30,4 +30,4 @@ def import_model_folder(chosen: Namespace, console: Console) -> None:
         for path in tokenizer_files(source):
             shutil.copyfile(path, folder / path.name)
     parameters = sum(p.numel() for p in model.parameters())
-    console.print(f"{parameters:,} parameters in {chosen.out}", soft_wrap=True, markup=False)
+    console.print(f"{parameters:,} parameters in {chosen.out}", soft_wrap=True)

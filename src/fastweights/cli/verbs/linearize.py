@@ -36,11 +36,10 @@ from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.linearize.evaluate.ranking import read_ranking
-from fastweights.render.plots import png
 from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.checkpoint import model_source
-from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.files import write_figure
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.signals import StopOnSignal
 from fastweights.training.loop.tracking import track
@@ -106,7 +105,7 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     phases = plan_run(model, recipe, planned, chosen.length, chosen.validation_tokens)
     described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)
     for line in [*chain(*described), *describe_phases(phases)]:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def print_recipes(_: Namespace, console: Console) -> None:
@@ -146,9 +145,9 @@ def run(chosen: Namespace, console: Console) -> int:
     shown = {"model": chosen.out / "model", "report": chosen.out / "report" / "report.html"}
     for name, path in shown.items():
         if path.exists():
-            console.print(f"{name:<12}{path}", markup=False, soft_wrap=True)
+            console.print(f"{name:<12}{path}", soft_wrap=True)
     if not complete:
-        console.print("Stopped. Run the same command again to resume.", markup=False)
+        console.print("Stopped. Run the same command again to resume.")
     return 0 if complete else stop.exit_status
 
 
@@ -193,8 +192,7 @@ def bench(chosen: Namespace, console: Console) -> None:
     rows = [
         GenerationRow(**{f.name: row[f.name] for f in fields(GenerationRow)}) for row in report.rows
     ]
-    with atomic_file(path.with_suffix(".png")) as new:
-        new.write_bytes(png(plot_generation(rows)))
+    write_figure(path.with_suffix(".png"), plot_generation(rows))
     for batch in chosen.batches:
         ahead = crossover(rows, batch)
         since = (
@@ -202,14 +200,13 @@ def bench(chosen: Namespace, console: Console) -> None:
             if ahead is None
             else f"ahead of softmax from {ahead:,} tokens on"
         )
-        console.print(f"batch {batch:<6}{since}", markup=False)
+        console.print(f"batch {batch:<6}{since}")
     console.print(
         f"memory      {memory_ratio(rows):.2f} times as much after the most tokens as after the"
         " fewest"
     )
     console.print(
         f"{len(rows)} rows in {path}, drawn in {path.with_suffix('.png')}",
-        markup=False,
         soft_wrap=True,
     )
 
@@ -218,7 +215,6 @@ def _show(console: Console, row: dict[str, Any]) -> None:
     console.print(
         f"{row['contender']:<12}{row['batch']} × {row['tokens']:,} tokens  {row['seconds']:.3g} s  "
         f"{1e3 * row['last']:.3g} ms per token  state {_bytes(row['state_bytes'])}",
-        markup=False,
         soft_wrap=True,
     )
 

@@ -19,6 +19,7 @@ from fastweights.mixers import MIXERS
 from fastweights.models import PRESETS
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.render.docstrings import first_paragraph
+from fastweights.render.units import millions
 
 
 def list_(chosen: Namespace, console: Console) -> None:
@@ -59,13 +60,13 @@ def _examples(segments: tuple[Segment, ...]) -> str:
 
 def _show_example(protocol: Protocol, console: Console) -> None:
     """Print how a task differs from its source, and a test example: inputs above their labels."""
-    console.print(protocol.differs or "as the source", markup=False)
+    console.print(protocol.differs or "as the source")
     batch = protocol.test[0].task.draw(np.random.default_rng(0), 1)
-    console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}", markup=False)
+    console.print(f"\ninputs  {' '.join(map(str, batch.inputs.flatten().tolist()))}")
     labels = [
         "." if label == IGNORE_INDEX else str(label) for label in batch.labels.flatten().tolist()
     ]
-    console.print(f"labels  {' '.join(labels)}", markup=False)
+    console.print(f"labels  {' '.join(labels)}")
 
 
 def _presets(chosen: Namespace, console: Console) -> None:
@@ -77,17 +78,10 @@ def _presets(chosen: Namespace, console: Console) -> None:
     table = _named_table("parameters", "published", "mixers", "source")
     for name in wanted:
         one = PRESETS[name]
-        published = "" if one.published is None else _millions(one.published)
+        published = "" if one.published is None else millions(one.published)
         mixers = ", ".join(dict.fromkeys(one.config().mixer_names))
-        table.add_row(
-            Text(name, "bold"), _millions(one.parameters()), published, mixers, one.source
-        )
+        table.add_row(Text(name, "bold"), millions(one.parameters()), published, mixers, one.source)
     console.print(table)
-
-
-def _millions(count: float) -> str:
-    """Of parameters, to four digits."""
-    return f"{float(f'{count / 1e6:.4g}'):,.10g}M"
 
 
 def _mixers(chosen: Namespace, console: Console) -> None:

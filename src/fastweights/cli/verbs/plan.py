@@ -49,7 +49,7 @@ def plan(chosen: Namespace, console: Console) -> None:
         found = make_plan(_config(chosen, recipe), workload)
     lines = [*describe(found), *(_about(recipe, found) if recipe else [])]
     for name, words in lines:
-        console.print(f"{name:<12}{words}", markup=False, soft_wrap=True)
+        console.print(f"{name:<12}{words}", soft_wrap=True)
     if chosen.json is not None:
         write_json(chosen.json, record_of(found))
 

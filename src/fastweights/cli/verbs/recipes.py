@@ -8,10 +8,10 @@ from itertools import groupby
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fastweights.cli.progress import WIDE
 from fastweights.recipes import RECIPES, ROWS, TableRow
+from fastweights.render.units import significant
 
 
 def recipes(chosen: Namespace, console: Console) -> None:
@@ -48,10 +48,10 @@ def _print(title: str, rows: list[TableRow], console: Console) -> None:
     for column in ("row", "started by", "tokens", "what differs"):
         table.add_column(column, overflow="fold")
     for cells, alike in groupby(rows, lambda row: _cells(row, numbers)):
-        table.add_row("; ".join(row.row for row in alike), *map(Text, cells))
+        table.add_row("; ".join(row.row for row in alike), *cells)
     console.print(table)
     for gap, number in numbers.items():
-        console.print(Text(f"  {number}  {gap}"), soft_wrap=True)
+        console.print(f"  {number}  {gap}", soft_wrap=True)
 
 
 def _cells(row: TableRow, numbers: dict[str, str]) -> tuple[str, str, str]:
@@ -59,5 +59,5 @@ def _cells(row: TableRow, numbers: dict[str, str]) -> tuple[str, str, str]:
     if not row.recipe:
         return (row.otherwise, "", "") if row.starts else ("nothing", "", row.otherwise)
     one = RECIPES[row.recipe]
-    tokens = f"{one.tokens.value / 1e9:,.4g}B"
+    tokens = f"{significant(one.tokens.value / 1e9, 4)}B"
     return row.recipe, tokens, ", ".join(numbers[gap] for gap in one.gaps)

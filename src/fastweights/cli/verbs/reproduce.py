@@ -101,12 +101,12 @@ def _list() -> Table:
 
 
 def _begin(console: Console, trial: Trial, number: int, count: int) -> None:
-    console.print(Text(f"{number}/{count}  {trial.name}"), soft_wrap=True)
+    console.print(f"{number}/{count}  {trial.name}", soft_wrap=True)
 
 
 def _print(outcome: Outcome, console: Console) -> None:
     console.print(
-        Text(f"{outcome.claim.paper}, {outcome.claim.place}: {outcome.claim.statement}"),
+        f"{outcome.claim.paper}, {outcome.claim.place}: {outcome.claim.statement}",
         soft_wrap=True,
     )
     for quantity in outcome.measures.quantities:
@@ -122,7 +122,7 @@ def _print(outcome: Outcome, console: Console) -> None:
         Text(verdict.value, style=COLOURS[verdict]), f"({tally}), {outcome.minutes:.1f} minutes"
     )
     for line in filter(None, (outcome.claim.remark, outcome.claim.sizes[outcome.size].note)):
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _numbers(one: Claim, measures: Measures, title: str) -> Table:
@@ -154,5 +154,5 @@ def _checks(checks: tuple[Check, ...]) -> Table:
         low, middle, high = check.difference.low, check.difference.middle, check.difference.high
         verdict = Text(check.verdict.value, style=COLOURS[check.verdict])
         interval = f"{low:.3g} … {high:.3g}"
-        table.add_row(Text(check.sentence), f"{middle:.3g}", interval, verdict, Text(check.reason))
+        table.add_row(check.sentence, f"{middle:.3g}", interval, verdict, check.reason)
     return table

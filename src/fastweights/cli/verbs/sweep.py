@@ -30,8 +30,7 @@ from fastweights.lab.sweep import (
     read_plan,
 )
 from fastweights.lab.sweep import sweep as run_sweep
-from fastweights.render.plots import png
-from fastweights.training.loop.files import atomic_file
+from fastweights.training.loop.files import write_figure
 
 RUNNING = 8
 """Runs in progress that are shown."""
@@ -47,10 +46,9 @@ def sweep(chosen: Namespace, console: Console) -> None:
         raise ValueError(f"all runs failed; their tracebacks are in {out / 'failed'}")
     figures = [name for name, axis in AXES.items() if axis.separates(rows)]
     for name in figures:
-        with atomic_file(out / f"{name}.png") as new:
-            new.write_bytes(png(draw(rows, AXES[name])))
+        write_figure(out / f"{name}.png", draw(rows, AXES[name]))
     names = ["rows.json", *(f"{name}.png" for name in figures)]
-    console.print(f"{out}: {', '.join(names)}", markup=False, soft_wrap=True)
+    console.print(f"{out}: {', '.join(names)}", soft_wrap=True)
 
 
 def _pool(chosen: Namespace) -> Pool:
@@ -64,7 +62,7 @@ def _run_and_show(
 ) -> list[Row]:
     runs, folder = list(plan.runs()), SweepFolder(out)
     board = _Board(runs, folder)
-    console.print(f"{len(runs)} runs, {len(board.rows)} of them done before", markup=False)
+    console.print(f"{len(runs)} runs, {len(board.rows)} of them done before")
     with Live(
         get_renderable=board.picture,
         console=console,

@@ -35,7 +35,7 @@ def _print(one: Table, console: Console) -> None:
         *one.columns, title=one.title, box=box.SIMPLE_HEAD, title_justify="left"
     )
     for cells in one.rows:
-        shown.add_row(*map(Text, cells))
+        shown.add_row(*cells)
     console.print(shown)
     for note in one.notes:
         console.print(Text(note.replace("**", "").replace("`", ""), "dim"))

@@ -167,7 +167,7 @@ def train(chosen: Namespace, console: Console) -> int:
         )
     _conclude(result, console)
     if result.complete and chosen.sample and PartialState().is_main_process:
-        console.print("\na sample:", markup=False)
+        console.print("\na sample:")
         _write_sample(*load_model(result.folder / "model", chosen.device.torch()), chosen.sample)
     return 0 if result.complete else stop.exit_status
 
@@ -179,7 +179,6 @@ def _introduce(model: object, console: Console) -> None:
         console.print(
             f"begins with {model.folder}: {trained} trained in float32 (stored in"
             f" {model.stored_dtype})",
-            markup=False,
             soft_wrap=True,
         )
 
@@ -203,7 +202,7 @@ def _write_sample(model: Any, tokenizer: Any, tokens: int) -> None:
 
 def _conclude(result: Result, console: Console) -> None:
     def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
     nats, per_byte = result.nats_per_token, result.nats_per_byte
     if nats is not None and per_byte is not None:

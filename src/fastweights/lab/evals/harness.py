@@ -4,166 +4,53 @@ network."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from lm_eval import simple_evaluate
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from fastweights.lab.evals.answers import answers
 from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
-from fastweights.lab.evals.likelihood import Likelihood, Query, boundary, likelihood
+from fastweights.lab.evals.likelihood import boundary
 from fastweights.lab.tasks.questions import Question
-from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.models.cache_names import cache_argument
-from fastweights.models.evaluation import evaluation_mode
-from fastweights.training.language.perplexity import token_losses
 
-GENERATED = 256
-"""Tokens of an answer where a task does not say: the harness's own number."""
+LONGEST = 1 << 20
+"""Tokens of a text that is read whole."""
+_Reader: Any = HFLM  # whose type a decorator hides
 _MATCHING = "from fastweights.lab.evals.harness import accuracy\n"
 
 
-class HarnessModel(TemplateLM):
-    """A model in the form that lm-evaluation-harness evaluates.
+class HarnessModel(_Reader):
+    """A causal language model, ours or transformers', as lm-evaluation-harness's own `hf` reads it.
 
-    Every context is read once for all of its continuations, which continue from its state; texts of
-    any length are read whole, with the state carried along, instead of in windows.
+    Texts are read whole, however long they are, and tokens as `query` has them: nothing is put
+    before a text, and an empty context is the token that separates documents.
 
-    Attributes:
+    Args:
+        model: The language model.
+        tokenizer: Its tokenizer.
         batch: Contexts, texts or prompts at once.
     """
 
     def __init__(
-        self, model: FastWeightsForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: int = 16
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, batch: int = 16
     ) -> None:
-        super().__init__()
-        self.model, self.tokenizer, self.batch = model, tokenizer, batch
+        super().__init__(
+            model,
+            backend="causal",
+            tokenizer=tokenizer,
+            max_length=LONGEST,
+            batch_size=batch,
+            add_bos_token=False,
+            prefix_token_id=boundary(tokenizer),
+        )
 
     @property
     def eot_token_id(self) -> int:
         return boundary(self.tokenizer)
-
-    @property
-    def tokenizer_name(self) -> str:
-        return self.tokenizer.name_or_path
-
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
-    ) -> list[int]:
-        return self.tokenizer.encode(string, add_special_tokens=bool(add_special_tokens))
-
-    def _loglikelihood_tokens(
-        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
-    ) -> list[tuple[float, bool]]:
-        queries = [Query(context, continuation) for _, context, continuation in requests]
-        order = sorted(
-            range(len(queries)), key=lambda i: (len(queries[i].context), queries[i].context)
-        )
-        groups = [list(group) for _, group in groupby(order, key=lambda i: queries[i].context)]
-        found: dict[int, Likelihood] = {}
-        with evaluation_mode(self.model):
-            for first in range(0, len(groups), self.batch):
-                chosen = groups[first : first + self.batch]
-                together = [[queries[i] for i in group] for group in chosen]
-                found |= zip(
-                    (i for group in chosen for i in group),
-                    self._score_groups(together),
-                    strict=True,
-                )
-        return [(-found[i].nll, found[i].greedy) for i in range(len(queries))]
-
-    def _score_groups(self, groups: Sequence[Sequence[Query]]) -> Iterator[Likelihood]:
-        """Of the queries of all groups, in order; those of a group have their context in common.
-
-        The last token of a context is fed with the continuation, whose first token it predicts.
-        """
-        cache = self._read([group[0].context[:-1] for group in groups])
-        if len(cache):
-            cache.batch_select_indices(
-                torch.tensor([row for row, group in enumerate(groups) for _ in group])
-            )
-        queries = [query for group in groups for query in group]
-        rows = [torch.tensor(query.context[-1:] + query.continuation) for query in queries]
-        ids = pad_sequence([row[:-1] for row in rows], batch_first=True).to(self.model.device)
-        logits = self.model(
-            input_ids=ids, use_cache=False, return_dict=True, **cache_argument(cache)
-        ).logits
-        return (
-            likelihood(scores[: len(row) - 1], row[1:])
-            for row, scores in zip(rows, logits, strict=True)
-        )
-
-    def _read(self, prefixes: Sequence[list[int]]) -> FastWeightsCache:
-        """The states after the prefixes, which are padded on the left."""
-        cache, longest = FastWeightsCache(), max(map(len, prefixes))
-        if longest:
-            ids = _pad_left(prefixes, longest, 0).to(self.model.device)
-            keep = _pad_left([[1] * len(prefix) for prefix in prefixes], longest, 0).to(
-                self.model.device
-            )
-            self.model(ids, keep, cache, use_cache=True, logits_to_keep=1)
-        return cache
-
-    def loglikelihood_rolling(
-        self, requests: Sequence[Instance], disable_tqdm: bool = False
-    ) -> list[float]:
-        """Sum log p of every token of each text, after the token that documents begin after."""
-        return [self._log_likelihood(request.args[0]) for request in requests]
-
-    def _log_likelihood(self, text: str) -> float:
-        ids = torch.tensor([[self.prefix_token_id, *self.tok_encode(text)]])
-        return -float(token_losses(self.model, ids, chunk=512).double().sum())
-
-    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate greedy answers.
-
-        Raises:
-            ValueError: If the task samples its answers.
-        """
-        return [
-            text
-            for _, same in groupby(requests, key=_ending)
-            for text in self._answer_requests(list(same))
-        ]
-
-    def _answer_requests(self, requests: Sequence[Instance]) -> list[str]:
-        until, tokens = _ending(requests[0])
-        prompts = [request.args[0] for request in requests]
-        return answers(
-            self.model,
-            self.tokenizer,
-            prompts,
-            until=until,
-            tokens=tokens,
-            context=None,
-            batch=self.batch,
-        )
-
-
-def _ending(request: Instance) -> tuple[tuple[str, ...], int]:
-    """(what ends an answer, its tokens at most)"""
-    _, arguments = cast(tuple[str, dict[str, Any]], request.args)
-    if arguments.get("do_sample") or arguments.get("temperature", 0) > 0:
-        raise ValueError(
-            f"the task samples its answers ({arguments}); this adapter generates greedily only"
-        )
-    until = arguments.get("until") or ()
-    return (until,) if isinstance(until, str) else tuple(until), int(
-        arguments.get("max_gen_toks", GENERATED)
-    )
-
-
-def _pad_left(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
-    return torch.tensor([[value] * (length - len(row)) + list(row) for row in rows])
 
 
 def export(tasks: Mapping[str, Sequence[Item]], folder: Path) -> None:
@@ -186,8 +73,8 @@ def export(tasks: Mapping[str, Sequence[Item]], folder: Path) -> None:
 
 
 def run_harness(
-    model: FastWeightsForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     folder: Path,
     names: Iterable[str],
     *,

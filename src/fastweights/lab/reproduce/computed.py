@@ -1,5 +1,5 @@
-"""Claims that a computation decides, without training: counts, identities and bounds of the papers,
-executed by the library's own code."""
+"""Claims that a computation decides, without training: theorems, counts, identities and bounds of
+the papers, executed by the library's own code."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from fastweights.lab.reproduce.claim import (
     TrialContext,
 )
 from fastweights.lab.reproduce.measures import Measure
+from fastweights.lab.reproduce.theory import FindingFigure, finding, measures_of
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
@@ -48,7 +49,7 @@ class Computation(Trial):
     """A trial that computes exact numbers.
 
     Attributes:
-        source: A key of `COMPUTATIONS`.
+        source: A key of `COMPUTATIONS`, or the source of a `finding`, such as "DSF Lemma 1".
     """
 
     source: str
@@ -58,7 +59,9 @@ class Computation(Trial):
         return self.source
 
     def run(self, context: TrialContext) -> list[Measure]:
-        return list(COMPUTATIONS[self.source]())
+        if self.source in COMPUTATIONS:
+            return list(COMPUTATIONS[self.source]())
+        return list(measures_of(finding(self.source)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Computed(Experiment):
     """An experiment that is the same at any size and on any machine.
 
     Attributes:
-        source: A key of `COMPUTATIONS`.
+        source: That of its `Computation`.
     """
 
     source: str
@@ -100,6 +103,17 @@ def computed(
         picture,
         figures=figures or {},
         remark=remark,
+    )
+
+
+def theorem(
+    paper: str, place: str, statement: str, *statements: Statement, remark: str = ""
+) -> Claim:
+    """Return the claim that a theorem of `analysis.theory` decides, by its own picture."""
+    source = f"{paper} {place}"
+    picture = FindingFigure(source)
+    return computed(
+        paper, place, source, statement, *statements, unit="", picture=picture, remark=remark
     )
 
 

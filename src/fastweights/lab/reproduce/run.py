@@ -21,8 +21,7 @@ from fastweights.lab.reproduce.claim import (
 )
 from fastweights.lab.reproduce.judge import Check, judge, verdict_of
 from fastweights.lab.reproduce.measures import Measure, Measures
-from fastweights.render.plots import png
-from fastweights.training.loop.files import atomic_file, write_json
+from fastweights.training.loop.files import write_figure, write_json
 from fastweights.training.loop.identity import differences, key_of, to_record
 from fastweights.training.loop.json_lines import append_row, cut_torn_line, read_rows
 
@@ -172,8 +171,8 @@ def reproduce(
     experiment = claim.at(size).experiment
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done, experiment.floors(place))
-    with atomic_file(out / "picture.png") as new:
-        new.write_bytes(png(claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")))
+    picture = claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")
+    write_figure(out / "picture.png", picture)
     write_json(out / "outcome.json", outcome.content(place.device))
     return outcome
 

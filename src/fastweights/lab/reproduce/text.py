@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from fastweights.lab.reproduce.claim import (
     FLOOR,
@@ -53,16 +52,8 @@ class ArchitectureWithFields(Architecture):
 
     fields: Fields = field(default_factory=dict)
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        return FastWeightsForCausalLM(
-            FastWeightsConfig(
-                vocab_size=vocabulary_size(tokenizer),
-                hidden_size=self.width,
-                num_hidden_layers=self.layers,
-                mixers=[dict(mixer) for mixer in self.mixers],
-                **self.fields,
-            )
-        )
+    def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
+        return super().config(vocabulary, **self.fields)
 
 
 @dataclass(frozen=True)

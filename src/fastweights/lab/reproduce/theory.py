@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -17,41 +17,9 @@ from fastweights.analysis.theory import (
     TheoryFinding,
     findings,
 )
-from fastweights.lab.reproduce.claim import Experiment, FigureForm, Trial, TrialContext
+from fastweights.lab.reproduce.claim import FigureForm
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.render.plots import canvas
-
-
-@dataclass(frozen=True)
-class Execution(Trial):
-    """A trial that executes a theorem on the inputs of `findings`.
-
-    Attributes:
-        source: The statement's source, such as "DSF Lemma 1".
-    """
-
-    source: str
-
-    @property
-    def name(self) -> str:
-        return self.source
-
-    def run(self, context: TrialContext) -> list[Measure]:
-        return list(measures_of(finding(self.source)))
-
-
-@dataclass(frozen=True)
-class Theorem(Experiment):
-    """An experiment for a theorem, which is the same at any size and on any machine.
-
-    Attributes:
-        source: The statement's source, such as "DSF Lemma 1".
-    """
-
-    source: str
-
-    def trials(self) -> Sequence[Trial]:
-        return [Execution(self.source)]
 
 
 @dataclass(frozen=True)

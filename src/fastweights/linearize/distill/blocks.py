@@ -8,7 +8,7 @@ with ``device_map`` and an offload folder, only the weights of the current block
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,9 @@ from fastweights.linearize.distill.stages import TransferStage
 from fastweights.linearize.distill.transfer import BackwardInForward
 from fastweights.training.data.documents import Batches
 from fastweights.training.loop.files import reserve, sync
-from fastweights.training.loop.processes import Alone, Processes, join_processes
-from fastweights.training.loop.report import Counts, Reporter
+from fastweights.training.loop.loop import Session
+from fastweights.training.loop.processes import Alone, Processes
+from fastweights.training.loop.report import Counts
 from fastweights.training.loop.stage import Every
 
 NO_BRANCH_MARKER = "passed"
@@ -52,10 +53,7 @@ def transfer_blockwise(
     train: Batches,
     settings: TransferConfig,
     out: Path,
-    *,
-    processes: Processes | None = None,
-    reporter: Reporter = Reporter(),
-    stop: Callable[[], bool] = lambda: False,
+    session: Session | None = None,
 ) -> bool:
     """Train every branch, one block after another, in the folder `out`.
 
@@ -67,15 +65,13 @@ def transfer_blockwise(
         train: Batches to train on.
         settings: The settings of the transfer.
         out: The folder, new or of this same transfer.
-        processes: The processes that train together; None for those that this one was launched
-            with.
-        reporter: Receives progress events.
-        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+        session: Who trains it here and now, with the whole model in each process; None for the
+            processes that this one was launched with.
 
     Returns:
         Whether the transfer is complete.
     """
-    processes = processes or join_processes(model.device)
+    session = session or Session.of(model)
     out.mkdir(parents=True, exist_ok=True)
     model.requires_grad_(False)
     for number, block in enumerate(blocks(model)):
@@ -84,7 +80,7 @@ def transfer_blockwise(
             load_parameters(model, done)
         elif not (done / NO_BRANCH_MARKER).exists() and not _BlockStage(
             model, number, train, settings, out
-        ).run(done, processes, reporter, stop):
+        ).run(done, session):
             return False
         block.requires_grad_(False)
         _file(out, number).unlink(missing_ok=True)
@@ -114,11 +110,9 @@ class _BlockStage(TransferStage):
         self.before = None if number == 0 else self._states(number)
         self.after = self._states(number + 1)
 
-    def run(
-        self, done: Path, processes: Processes, reporter: Reporter, stop: Callable[[], bool]
-    ) -> bool:
+    def run(self, done: Path, session: Session) -> bool:
         if self.branch:
-            return fit(self, self.config, done, processes=processes, reporter=reporter, stop=stop)
+            return fit(self, self.config, done, session)
         with self.config.precision(self.model.device):
             self._pass_on()
         done.mkdir(exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +18,10 @@ from fastweights.linearize.distill.best import BEST, BestLoss, BestState
 from fastweights.ranges import POSITIVE_NUMBER
 from fastweights.training.loop.files import atomic_file
 from fastweights.training.loop.folder import is_run
-from fastweights.training.loop.layout import Layout
-from fastweights.training.loop.loop import run_in_folder
+from fastweights.training.loop.loop import Session, run_in_folder
 from fastweights.training.loop.metrics import Row
 from fastweights.training.loop.optimizers import AdamW, OptimizerConfig
-from fastweights.training.loop.processes import Processes, join_processes
+from fastweights.training.loop.processes import Processes
 from fastweights.training.loop.report import Reporter
 from fastweights.training.loop.results import remove_damaged
 from fastweights.training.loop.schedules import Linear, Schedule
@@ -138,11 +137,7 @@ def fit(
     stage: PartialStage,
     config: Fit,
     out: Path,
-    *,
-    processes: Processes | None = None,
-    layout: Layout = Layout(),
-    reporter: Reporter = Reporter(),
-    stop: Callable[[], bool] = lambda: False,
+    session: Session | None = None,
 ) -> bool:
     """Train in the folder `out`, or resume there, as `run_in_folder` does.
 
@@ -152,11 +147,7 @@ def fit(
         stage: What is trained.
         config: How it is trained.
         out: The folder, new or of this same training.
-        processes: The processes that train together; None for those that this one was launched
-            with.
-        layout: How the model lies in their memory.
-        reporter: Receives progress events.
-        stop: Called between steps; once it returns True, a checkpoint is written and training ends.
+        session: Who trains it here and now; None for the processes that this one was launched with.
 
     Returns:
         Whether the training is complete.
@@ -167,7 +158,8 @@ def fit(
             explodes.
         Stopped: If `stop` returned True before the first step.
     """
-    processes = processes or join_processes(next(stage.model.parameters()).device)
+    session = session or Session.of(stage.model)
+    processes, reporter = session.processes, session.reporter
     with processes.first_then_others():
         if processes.is_first:
             for path in remove_damaged(out, [out / TRAINED]):
@@ -179,10 +171,8 @@ def fit(
         stage.load(out)
         return True
     if not is_judged:
-        stage.measure_before(config, processes.watched(stop, reporter))
-    end = run_in_folder(
-        stage, config, out, processes=processes, layout=layout, reporter=reporter, stop=stop
-    )
+        stage.measure_before(config, processes.watched(session.stop, reporter))
+    end = run_in_folder(stage, config, out, session)
     if end.is_complete:
         _keep_best(stage, config, out, reporter)
     return end.is_complete

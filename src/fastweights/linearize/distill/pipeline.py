@@ -29,11 +29,12 @@ from fastweights.training.loop.folder import (
     remove_if_refused,
 )
 from fastweights.training.loop.layout import Layout
-from fastweights.training.loop.processes import PATIENCE, join_processes
+from fastweights.training.loop.processes import PATIENCE, connected, join_processes
 from fastweights.training.loop.report import Reporter
 from fastweights.training.loop.results import remove_damaged, seal
 
 
+@connected()
 def run_conversion(
     conversion: Conversion,
     out: Path,
@@ -80,10 +81,13 @@ def run_conversion(
     _require_packages(conversion, steps, device)
     _require_divisible(conversion, layout)
     processes = join_processes(device, patience)
+    processes.require_alike(layout, until)
     for stage in conversion.recipe.stages:
         stage.fit.sequences_at_once(processes)
     reporter = reporter if processes.is_first else Reporter()
-    run = ConversionRun(conversion, out, processes, reporter, stop, layout)
+    run = ConversionRun(
+        conversion, out, processes=processes, layout=layout, reporter=reporter, stop=stop
+    )
     student: StudentModel | None = StudentModel.begin(run)
     with ExitStack() as held:
         if not _open_together(student, held, steps):

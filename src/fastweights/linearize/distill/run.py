@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,8 @@ from fastweights.training.data.documents import Batches, Stream
 from fastweights.training.data.folder import TextFolder
 from fastweights.training.data.tokenizers import require_embeddings
 from fastweights.training.loop.files import read_json, write_json
-from fastweights.training.loop.layout import Layout
-from fastweights.training.loop.processes import Alone, Processes
-from fastweights.training.loop.report import Reporter, follow
+from fastweights.training.loop.loop import Session
+from fastweights.training.loop.report import follow
 
 Item = TypeVar("Item")
 
@@ -32,25 +31,17 @@ COMPARISON_SEQUENCES = 16
 
 
 @dataclass(frozen=True, eq=False)
-class ConversionRun:
+class ConversionRun(Session):
     """What stays the same during a run.
 
     Attributes:
         conversion: The conversion.
         out: The run's folder.
-        processes: The processes that train the model together.
-        reporter: Receives progress events.
-        stop: Returns True when the run should end after the current step.
-        layout: How the model lies in the memory of the processes while it is trained.
         known: What is known of the text that is held out.
     """
 
     conversion: Conversion
     out: Path
-    processes: Processes = Alone()
-    reporter: Reporter = Reporter()
-    stop: Callable[[], bool] = lambda: False
-    layout: Layout = Layout()
     known: KnownText = field(default_factory=KnownText)
 
     @property

@@ -98,15 +98,8 @@ class TrainStep(ConversionStep):
     ) -> StudentModel | None:
         """Train a stage in its folder; None if that is not complete."""
         run = student.run
-        is_complete = fit(
-            stage,
-            self.config.fit,
-            run.out / self.name,
-            processes=run.processes,
-            layout=layout,
-            reporter=run.reporter,
-            stop=run.stop,
-        )
+        session = replace(run, layout=layout)
+        is_complete = fit(stage, self.config.fit, run.out / self.name, session)
         return student if is_complete else None
 
 
@@ -136,15 +129,8 @@ class TransferStep(LayerStep):
     def train(self, student: StudentModel) -> StudentModel | None:
         run, config, text = student.run, self.config, student.text.train(self.config.length)
         if config.blockwise:
-            is_complete = transfer_blockwise(
-                student.model,
-                text,
-                config,
-                run.out / self.name,
-                processes=run.processes,
-                reporter=run.reporter,
-                stop=run.stop,
-            )
+            out, session = run.out / self.name, replace(run, layout=Layout())
+            is_complete = transfer_blockwise(student.model, text, config, out, session)
             return student if is_complete else None
         validation = student.text.validation_of(config.length)
         stage = TransferStage(

@@ -174,10 +174,7 @@ class Blockwise(Batches):
 
     Attributes:
         text: The text.
-        length: Tokens per sequence.
         seed: Seed of the order.
-        responses: Whether only responses have labels.
-        boundaries: Whether a token sees only its own document.
     """
 
     text: BlockedText

@@ -112,10 +112,7 @@ class Stream(Batches):
 
     Attributes:
         text: The documents.
-        length: Tokens per sequence.
         seed: Seed of the order.
-        responses: Whether only responses have labels.
-        boundaries: Whether a token sees only its own document.
     """
 
     text: TokenText
@@ -175,8 +172,6 @@ class Mixture(Batches):
         streams: The streams, of sequences of one length.
         weights: The chances of each, in any unit.
         seed: Seed of what is drawn.
-        responses: Whether only responses have labels.
-        boundaries: Whether a token sees only its own document.
     """
 
     streams: tuple[Batches, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,30 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {name: getattr(tokenizer, name) for name in names}
 
 
+class OwnArchitecture(ABC):
+    """The architecture of a language model of this library."""
+
+    @abstractmethod
+    def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
+        """Make the model's configuration.
+
+        Args:
+            vocabulary: Number of tokens.
+            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
+
+        Raises:
+            ValueError: If sizes do not fit each other, or there is no such language model.
+        """
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
+        """Build a new model for `tokenizer`; raises as `config` does."""
+        special = special_tokens(tokenizer)
+        return FastWeightsForCausalLM(self.config(vocabulary_size(tokenizer), **special))
+
+
 @dataclass(frozen=True)
-class Architecture:
-    """The architecture of a language model of this library.
+class Architecture(OwnArchitecture):
+    """An architecture by its mixers and sizes.
 
     Attributes:
         mixers: One ``{"name": …, …arguments}`` per mixer, repeated over the blocks.
@@ -32,26 +54,7 @@ class Architecture:
     layers: int = 4
     width: int = 128
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """Build a new model for `tokenizer`.
-
-        Raises:
-            ValueError: If sizes do not fit each other.
-        """
-        return FastWeightsForCausalLM(
-            self.config(vocabulary_size(tokenizer), **special_tokens(tokenizer))
-        )
-
     def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
-        """Make the model's configuration.
-
-        Args:
-            vocabulary: Number of tokens.
-            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
-
-        Raises:
-            ValueError: If sizes do not fit each other.
-        """
         return FastWeightsConfig(
             vocab_size=vocabulary,
             hidden_size=self.width,
@@ -71,7 +74,7 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class PresetArchitecture:
+class PresetArchitecture(OwnArchitecture):
     """The architecture ``fastweights.PRESETS[name]``, with the tokenizer's vocabulary.
 
     Attributes:
@@ -80,26 +83,7 @@ class PresetArchitecture:
 
     name: str
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> FastWeightsForCausalLM:
-        """Build a new model for `tokenizer`.
-
-        Raises:
-            ValueError: If there is no preset of this name, or it is a classifier.
-        """
-        return FastWeightsForCausalLM(
-            self.config(vocabulary_size(tokenizer), **special_tokens(tokenizer))
-        )
-
     def config(self, vocabulary: int = 1, **special: Any) -> FastWeightsConfig:
-        """Make the model's configuration.
-
-        Args:
-            vocabulary: Number of tokens.
-            special: The tokens that begin, end and fill up texts, as `special_tokens` has them.
-
-        Raises:
-            ValueError: If there is no preset of this name, or it is a classifier.
-        """
         found = find_preset(self.name)
         if found.model is not FastWeightsForCausalLM:
             raise ValueError(

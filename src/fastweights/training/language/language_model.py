@@ -24,6 +24,7 @@ from fastweights.training.language.adapters import has_adapters, merge_adapters,
 from fastweights.training.language.architectures import (
     Architecture,
     HuggingFace,
+    OwnArchitecture,
     PresetArchitecture,
 )
 from fastweights.training.language.existing import ExistingModel, copy_to_own_memory
@@ -37,9 +38,15 @@ from fastweights.training.loop.files import atomic_folder
 from fastweights.training.loop.folder import is_run
 from fastweights.training.loop.layout import Layout, is_part
 from fastweights.training.loop.length import change_end
-from fastweights.training.loop.loop import End, run_in_folder
+from fastweights.training.loop.loop import End, Session, run_in_folder
 from fastweights.training.loop.metrics import Row
-from fastweights.training.loop.processes import PATIENCE, Alone, Processes, join_processes
+from fastweights.training.loop.processes import (
+    PATIENCE,
+    Alone,
+    Processes,
+    connected,
+    join_processes,
+)
 from fastweights.training.loop.report import Counts, Reporter, Result
 from fastweights.training.loop.stage import (
     Every,
@@ -82,6 +89,7 @@ class TrainConfig(Optimization):
         self.text.require_blocks(self.length)
 
 
+@connected()
 def train(
     config: TrainConfig,
     out: Path,
@@ -119,17 +127,17 @@ def train(
         ValueError: If the model cannot be built.
     """
     processes = join_processes(torch.device("cpu") if cpu else None, patience)
+    session = Session(processes=processes, layout=layout, reporter=reporter, stop=stop)
+    processes.require_alike(layout)
     processes.read_together(layout.slices)
-    if isinstance(config.model, Architecture | PresetArchitecture):
+    if isinstance(config.model, OwnArchitecture):
         require_memory_to_train(config.model.config(), config, config.length, processes, layout)
     with processes.first_then_others():
         if processes.is_first:
             change_end(out, config, (MODEL, ADAPTER))
-        stage = LanguageModelStage(config, out, processes, layout, reporter, stop)
+        stage = LanguageModelStage(config, out, session)
     try:
-        end = run_in_folder(
-            stage, config, out, processes=processes, layout=layout, reporter=reporter, stop=stop
-        )
+        end = run_in_folder(stage, config, out, session)
     except Stopped:
         return Result(out, 0, config.steps, None, None)
     return _result(end, config, out, stage.corpus.tokens_per_byte)
@@ -157,11 +165,9 @@ class LanguageModelStage(StoredStage):
         self,
         config: TrainConfig,
         out: Path,
-        processes: Processes,
-        layout: Layout = Layout(),
-        reporter: Reporter = Reporter(),
-        stop: Callable[[], bool] = lambda: False,
+        session: Session = Session(),
     ) -> None:
+        processes = session.processes
         if processes.is_first:  # it may be filling the folder while others get here
             is_run(out, config)
         SEQUENCE_LENGTH.require(length=config.length)
@@ -169,12 +175,12 @@ class LanguageModelStage(StoredStage):
         self.device, self.reading = processes.device, read_by(processes)
         self.reading.require_length(config.length)
         # What is divided goes to an accelerator block by block.
-        self._home = torch.device("cpu") if layout.shard else processes.device
+        self._home = torch.device("cpu") if session.layout.shard else processes.device
         make_tokenizer = partial(build_tokenizer, config.text)
         text = TextFolder(out, config.text, config.length, make_tokenizer)
         self.tokenizer, self._open_text = (
             text.tokenizer,
-            partial(text.open, processes.is_first, reporter, stop),
+            partial(text.open, processes.is_first, session.reporter, session.stop),
         )
         torch.manual_seed(config.seed)
         self.model: Any = config.model.build(self.tokenizer).to(self._home)  # type: ignore[arg-type]

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastweights.training.loop.files import atomic_file
+from fastweights.render.plots import PALETTE, canvas, label, legend
+from fastweights.training.loop.files import write_figure
 from fastweights.training.loop.metrics import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_TRAIN, _VALIDATION, _RATE = "#4c78a8", "#d1495b", "#767676"
+_TRAIN, _VALIDATION = PALETTE[:2]
+_RATE = "#767676"
 
 
 def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
@@ -26,21 +28,14 @@ def plot(rows: Sequence[Row], path: Path, title: str = "") -> None:
         path: The file to write.
         title: Title of the picture.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    loss, rate = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    figure, axes = canvas(2, width=5.2, height=1.8, sharex=True, height_ratios=[4, 1])
+    loss, rate = axes[:, 0]
     _losses(loss, rows)
-    rate.plot(*_series(rows, "lr"), color=_RATE, linewidth=1.5)
-    rate.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
-    for axes in (loss, rate):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-    loss.set_title(title, fontsize=10, loc="left")
-    with atomic_file(path) as new:
-        figure.savefig(new, format="png")
+    label(loss, title, "", "loss [nats / token]")
+    rate.plot(*_series(rows, "lr"), color=_RATE, linewidth=1.2)
+    rate.set_ylim(0, None)
+    label(rate, "", "step", "learning rate")
+    write_figure(path, figure)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -53,22 +48,13 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 def _losses(axes: Axes, rows: Sequence[Row]) -> None:
     steps, loss = _series(rows, "loss")
-    axes.plot(steps, loss, color=_TRAIN, alpha=0.25, linewidth=0.8)
-    axes.plot(steps, smooth(loss), color=_TRAIN, linewidth=1.6, label="training (smoothed)")
+    axes.plot(steps, loss, color=_TRAIN, alpha=0.25, linewidth=0.6)
+    axes.plot(steps, smooth(loss), color=_TRAIN, linewidth=1.2, label="training (smoothed)")
     steps, validation = _series(rows, "val_loss")
     if len(steps):
-        label = f"validation, {validation[-1]:.3f} at the end, {validation.min():.3f} at best"
-        axes.plot(
-            steps,
-            validation,
-            color=_VALIDATION,
-            marker="o",
-            markersize=3.5,
-            linewidth=1.6,
-            label=label,
-        )
-    axes.set_ylabel("loss [nats / token]")
-    axes.legend(frameon=False)
+        said = f"validation, {validation[-1]:.3f} at the end, {validation.min():.3f} at best"
+        axes.plot(steps, validation, ".-", color=_VALIDATION, linewidth=1.2, label=said)
+    legend(axes)
 
 
 def _series(rows: Sequence[Row], name: str) -> tuple[np.ndarray, np.ndarray]:

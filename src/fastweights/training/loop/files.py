@@ -11,10 +11,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastweights.errors import CheckpointError, NoSpaceError
+from fastweights.render.plots import png
 from fastweights.render.units import bytes_in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -66,6 +70,12 @@ def write_json(path: Path, content: object) -> None:
     with atomic_file(path) as new:
         text = json.dumps(content, indent=1, ensure_ascii=False)
         new.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG atomically."""
+    with atomic_file(path) as new:
+        new.write_bytes(png(figure))
 
 
 def read_json(path: Path) -> Any:

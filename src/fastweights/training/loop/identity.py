@@ -1,8 +1,7 @@
 """What makes two runs the same: a frozen value as JSON, compared field by field, and its key.
 
 A record that was stored stays valid when the library changes around it: a field that it lacks has
-its default, a type that was renamed is known by its first name. What the value says otherwise is a
-difference, and named.
+its default. What the value says otherwise is a difference, and named.
 """
 
 from __future__ import annotations
@@ -18,24 +17,6 @@ import numpy as np
 
 VERSION = 1
 """Of records and keys."""
-
-FIRST_NAMES: Mapping[str, str] = {
-    "ArchitectureWithFields": "Configured",
-    "CosineAnnealing": "Cosine",
-    "ExistingTokenizer": "Pretrained",
-    "GenerationSegments": "Stretches",
-    "LanguageModelTrial": "Model",
-    "LinearAttentionConfig": "Analog",
-    "MesaDiagnostics": "Insides",
-    "PresetArchitecture": "Named",
-    "ProtocolOnFile": "Stored",
-    "ProvidedTeacher": "Given",
-    "TaskTrial": "Training",
-    "TrainedTeacher": "Made",
-    "TrainingBudget": "Effort",
-    "TrainingSettings": "Training",
-}
-"""The name under which a type was first stored, by today's."""
 
 
 def to_record(value: object) -> dict[str, Any]:
@@ -95,7 +76,7 @@ def key_of(value: object) -> str:
 
 def _field_differences(stored: dict[str, Any], value: Any, path: str) -> Iterator[str]:
     name, theirs = type(value).__name__, stored.get("type")
-    if theirs not in (name, _first_type(name)):
+    if theirs != name:
         yield f"{_join(path, 'type')} was {theirs}, is {name}"
     known = {field.name: field for field in fields(value)}
     for key, field in known.items():
@@ -106,7 +87,7 @@ def _field_differences(stored: dict[str, Any], value: Any, path: str) -> Iterato
 
 
 def _without_defaults(value: Any) -> Any:
-    """As `to_json_value`, with first names; equal numbers are written alike."""
+    """As `to_json_value`; equal numbers are written alike."""
     if is_dataclass(value):
         own = {field.name: (getattr(value, field.name), _default(field)) for field in fields(value)}
         content = {
@@ -114,7 +95,7 @@ def _without_defaults(value: Any) -> Any:
             for key, (x, default) in own.items()
             if isinstance(x, np.ndarray) or x != default
         }
-        return {"type": _first_type(type(value).__name__), **content}
+        return {"type": type(value).__name__, **content}
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return _map(_without_defaults, value)
@@ -153,10 +134,6 @@ def _default(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return field.default_factory()
     return None if field.default is MISSING else field.default
-
-
-def _first_type(name: str) -> str:
-    return FIRST_NAMES.get(name, name)
 
 
 def _same_length(stored: Any, value: Any) -> bool:

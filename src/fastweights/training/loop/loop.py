@@ -41,7 +41,7 @@ from fastweights.training.loop.parts import (
     stored_tensors,
     write_parts,
 )
-from fastweights.training.loop.processes import Processes, connected, join_processes
+from fastweights.training.loop.processes import Alone, Processes, connected, join_processes
 from fastweights.training.loop.report import Reporter, Summary
 from fastweights.training.loop.results import remove_damaged, seal
 from fastweights.training.loop.stage import (
@@ -118,8 +118,7 @@ class Loop:
             stop: Called before each update.
         """
         while not self.is_complete and not self.processes.any(stop()):
-            with connected():
-                self.update()
+            self.update()
             record(self.config.every.due(self.step, self.config.steps))
 
     def update(self) -> None:
@@ -197,6 +196,29 @@ def run_in_memory(stage: Stage, config: Optimization, processes: Processes) -> L
     return loop
 
 
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How a run goes on here and now, which may be otherwise the next time.
+
+    Attributes:
+        processes: The processes that train together.
+        layout: How the model lies in their memory.
+        reporter: Receives progress events.
+        stop: Called between steps, and between batches of a validation; once it returns True, a
+            checkpoint is written and training ends.
+    """
+
+    processes: Processes = Alone()
+    layout: Layout = Layout()
+    reporter: Reporter = Reporter()
+    stop: Callable[[], bool] = lambda: False
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Session:
+        """Return one of the processes that this one was launched with, where a model lies."""
+        return cls(processes=join_processes(next(model.parameters()).device))
+
+
 @dataclass(frozen=True)
 class End:
     """The end of a session of a run in a folder.
@@ -212,15 +234,12 @@ class End:
     rows: list[Row]
 
 
+@connected()
 def run_in_folder(
     stage: StoredStage,
     config: Optimization,
     out: Path,
-    *,
-    processes: Processes | None = None,
-    layout: Layout = Layout(),
-    reporter: Reporter = Reporter(),
-    stop: Callable[[], bool] = lambda: False,
+    session: Session,
 ) -> End:
     """Train in the folder `out`, or resume the training that was stopped or killed there.
 
@@ -230,12 +249,7 @@ def run_in_folder(
         stage: What is trained.
         config: How it is trained.
         out: The run's folder, new or of this same run.
-        processes: The processes that train together; None for those that this one was launched
-            with.
-        layout: How the model lies in their memory, which may change from session to session.
-        reporter: Receives progress events.
-        stop: Called between steps, and between batches of a validation; once it returns True, a
-            checkpoint is written and training ends.
+        session: Who trains it here and now, and how.
 
     Raises:
         CheckpointError: If `out` holds another run, or is damaged.
@@ -244,12 +258,11 @@ def run_in_folder(
         Stopped: If the stage was asked to stop while it was prepared.
         TrainingError: If the processes cannot share a batch.
     """
-    processes = processes or join_processes(next(stage.model.parameters()).device)
-    config.sequences_at_once(processes)
+    config.sequences_at_once(session.processes)
     with ExitStack() as held:
-        run = _FolderRun(stage, config, out, processes, layout, reporter, held, stop)
+        run = _FolderRun(stage, config, out, session, held)
         run.validate_left()
-        run.loop.run(run.record, stop)
+        run.loop.run(run.record, session.stop)
         return run.finish()
 
 
@@ -281,19 +294,16 @@ class _FolderRun:
         stage: StoredStage,
         config: Optimization,
         out: Path,
-        processes: Processes,
-        layout: Layout,
-        reporter: Reporter,
+        session: Session,
         held: ExitStack,
-        stop: Callable[[], bool],
     ) -> None:
+        processes, self.stop = session.processes, session.stop
         self.stage, self.config, self.out, self.processes = stage, config, out, processes
-        self.stop = stop
-        self.reporter = reporter if processes.is_first else Reporter()
+        self.reporter = session.reporter if processes.is_first else Reporter()
         with processes.first_then_others():
             found = self._open(held)
         self.saved = self.progress.step
-        self.loop = Loop(stage, config, processes, layout, self.progress.step)
+        self.loop = Loop(stage, config, processes, session.layout, self.progress.step)
         if found is not None:
             self._take_up(found)
         self.writing: Future[Any] | None = None

@@ -118,6 +118,18 @@ class Processes(ABC):
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Sum numbers over all processes; a number that one of them lacks counts as 0 there."""
 
+    def require_alike(self, *settings: object) -> None:
+        """Check that all processes were started with the same settings.
+
+        Raises:
+            TrainingError: If they were not.
+        """
+        if len(found := self.total({repr(settings): 1.0})) > 1:
+            raise TrainingError(
+                f"the processes of this run were started with different settings:"
+                f" {' and '.join(sorted(found))}; give all of them the same options"
+            )
+
     @abstractmethod
     def any(self, wish: bool) -> bool:
         """Whether `wish` is True in any process."""
@@ -189,9 +201,7 @@ class Launched(Processes):
         from accelerate.utils import gather_object
 
         found = dict[str, float]()
-        with connected():
-            parts = gather_object([dict(numbers)])
-        for part in parts:
+        for part in gather_object([dict(numbers)]):
             for name, number in part.items():
                 found[name] = found.get(name, 0.0) + number
         return found
@@ -216,9 +226,8 @@ class Launched(Processes):
     def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
         from accelerate.utils import broadcast
 
-        with connected():
-            for p in parameters:
-                broadcast(p.data)
+        for p in parameters:
+            broadcast(p.data)
 
     @contextmanager
     def first_then_others(self) -> Iterator[None]:
@@ -237,14 +246,12 @@ class Launched(Processes):
                 _store().set(turn, outcome)
 
     def wait(self) -> None:
-        with connected():
-            self._state.wait_for_everyone()
+        self._state.wait_for_everyone()
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         from accelerate.utils import reduce
 
-        with connected():
-            reduced = reduce(tensor.to(self.device), how)
+        reduced = reduce(tensor.to(self.device), how)
         assert isinstance(reduced, Tensor)
         return reduced
 
@@ -264,29 +271,39 @@ def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 def _await(turn: str) -> str:
     """What the first process wrote of its turn; it may take hours, which no collective waits."""
-    with connected():
-        while not _store().check([turn]):
-            time.sleep(BETWEEN_LOOKS)
-        return _store().get(turn).decode()
+    while not _store().check([turn]):
+        time.sleep(BETWEEN_LOOKS)
+    return _store().get(turn).decode()
 
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Say what a broken connection to another process means, in a block that exchanges numbers."""
+    """Say what it means if an exchange with other processes fails, in a block or a function."""
     try:
         yield
     except RuntimeError as error:
-        said = str(error).lower()
-        if not isinstance(error, distributed.DistError) and not any(word in said for word in _GLOO):
+        said, of_exchange = str(error).lower(), isinstance(error, distributed.DistError)
+        if not of_exchange and not _is_unlike(said) and not any(word in said for word in _GLOO):
             raise
-        late = "timed out" in said or "timeout" in said
-        raise LostProcessError(
-            f"another process of this run has {'not answered in time' if late else 'ended early'};"
-            " if none says why, look whether the machine ran out of memory; start all of them"
-            " again to resume"
-        ) from error
+        raise LostProcessError(f"another process of this run {_what_happened(said)}") from error
 
 
+def _is_unlike(said: str) -> bool:
+    """Whether processes have exchanged unlike tensors; torch's allocators enforce things, too."""
+    return "expects same model" in said or ("gloo" in said and "enforce fail" in said)
+
+
+def _what_happened(said: str) -> str:
+    if _is_unlike(said):
+        return "computes otherwise; start all of them with the same command, versions and text"
+    late = "timed out" in said or "timeout" in said
+    return (
+        f"has {'not answered in time' if late else 'ended early'}; if none says why, look whether"
+        " the machine ran out of memory; start all of them again to resume"
+    )
+
+
+@connected()
 def join_processes(device: torch.device | None = None, patience: float = PATIENCE) -> Processes:
     """Return the group of processes that this one was launched with.
 
@@ -301,8 +318,7 @@ def join_processes(device: torch.device | None = None, patience: float = PATIENC
     from accelerate import PartialState
 
     cpu, timeout = device is not None and device.type == "cpu", timedelta(seconds=patience)
-    with connected():
-        state: Any = PartialState(cpu=cpu, timeout=timeout, **_meet_after_restart(timeout))
+    state: Any = PartialState(cpu=cpu, timeout=timeout, **_meet_after_restart(timeout))
     if state.num_processes == 1:
         return Alone(state.device if device is None else device)
     return Launched(state)

@@ -16,6 +16,7 @@ from fastweights.lab.reproduce.accuracy import (
     TrainingBudget,
 )
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
+from fastweights.lab.reproduce.computed import theorem
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import with_second_softmax
 from fastweights.lab.reproduce.recall import RecallTraining
@@ -41,16 +42,9 @@ from fastweights.lab.reproduce.text import (
     Positions,
     Tuning,
 )
-from fastweights.lab.reproduce.theory import FindingFigure, Theorem
 from fastweights.lab.tasks import TASKS, InContextRecall
 
 PAPER = "DSF"
-
-
-def _theorem(place: str, statement: str, *statements: Above | Near) -> Claim:
-    source = f"DSF {place}"
-    size = ClaimSize(Theorem(source), 0.1)
-    return Claim(PAPER, place, statement, statements, "", size, size, size, FindingFigure(source))
 
 
 def _error_of_map(order: int) -> Term:
@@ -58,19 +52,22 @@ def _error_of_map(order: int) -> Term:
 
 
 THEORY = {
-    "dsf-lemma1": _theorem(
+    "dsf-lemma1": theorem(
+        PAPER,
         "Lemma 1",
         "Softmax attention is a linear system only with infinitely many state rows.",
         Above(_error_of_map(-1), 0),
         *(Above(_error_of_map(place), _error_of_map(place + 1)) for place in range(8)),
         *(Near(Term("rank of e^(x y)", place, "rank / points"), 1, 0) for place in range(4)),
     ),
-    "dsf-lemma2": _theorem(
+    "dsf-lemma2": theorem(
+        PAPER,
         "Lemma 2",
         "A system with a larger state reproduces every system with a smaller one.",
         *(Near(Term("larger state", place, "difference"), 0, 1e-12) for place in range(4)),
     ),
-    "dsf-appendix-i": _theorem(
+    "dsf-appendix-i": theorem(
+        PAPER,
         "appendix I, eq. 23",
         "S6's transition is a reversed sigmoid to a power: a forget gate.",
         *(Near(Term("σ(-x)^a", place, "difference"), 0, 1e-12) for place in range(4)),

@@ -24,6 +24,7 @@ from fastweights.lab.reproduce.computed import (
     SHORT_TO_LONG,
     UNLIKE,
     computed,
+    theorem,
 )
 from fastweights.lab.reproduce.pictures import Bars, Curves, Marks
 from fastweights.lab.reproduce.small import (
@@ -50,33 +51,24 @@ from fastweights.lab.reproduce.text import (
     Pretraining,
     Tuning,
 )
-from fastweights.lab.reproduce.theory import FindingFigure, Theorem
 from fastweights.lab.tasks import TASKS, Needle, Protocol, Segment
 from fastweights.lab.tasks.mad import HYENA_FILTER, METALA_A6
 
 PAPER = "MetaLA"
 
-
-def _theorem(
-    place: str, source: str, statement: str, *statements: Above | Near, remark: str = ""
-) -> Claim:
-    size, figure = ClaimSize(Theorem(source), 0.1), FindingFigure(source)
-    return Claim(PAPER, place, statement, statements, "", size, size, size, figure, remark=remark)
-
-
 THEORY = {
-    "metala-a2.1": _theorem(
+    "metala-a2.1": theorem(
+        PAPER,
         "Proposition A2.1",
-        "MetaLA Proposition A2.1",
         "Only a dynamic decay can replace row 1 of a full state by a new value (C1).",
         Above(Term("no decay", quantity="error of row 1"), 0.1),
         Above(Term("fixed decay", quantity="error of row 1"), 0.1),
         Near(Term("dynamic decay", quantity="error of row 1"), 0, 1e-12),
         Near(Term("tied key 1 - α", quantity="error of row 1"), 0, 1e-12),
     ),
-    "metala-a2.2": _theorem(
+    "metala-a2.2": theorem(
+        PAPER,
         "Proposition A2.2",
-        "MetaLA Proposition A2.2",
         "(Q, K, Λ_t), (Q, K) and (Q, Λ_t) draw any attention map with bounded parameters; a fixed"
         " decay does not.",
         *(
@@ -86,9 +78,9 @@ THEORY = {
         Near(Term("(Q, Λ_t)", quantity="largest key"), 1, 1e-12),
         Above(Term("fixed decay", -1, "largest key"), 1e6),
     ),
-    "metala-a2.3": _theorem(
+    "metala-a2.3": theorem(
+        PAPER,
         "Proposition A2.3",
-        "MetaLA Proposition A2.3",
         "(Q, Λ_t) alone is the least choice of parameter groups with C1 and C2 (C3).",
         Near(Term("Q, Λ_t", quantity="meets C1 and C2"), 1, 0),
         Near(Term("fewest that suffice", quantity="groups"), Term("Q, Λ_t", quantity="groups"), 0),
