@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastweights.render.markdown import table
-from pages.page import Page, Row, origin, rows_of
+from pages.page import Page, Row, origin, rows_of, table_of
 
 
 def machine() -> str:
@@ -23,15 +23,13 @@ def _cost(times: Row) -> str:
 
 
 def differences() -> str:
-    lines = (
-        (
-            row["group"],
-            *(f"{row['differences'][pair]:.0e}" for pair in ("batch", "decoded", "inside")),
-        )
-        for row in rows_of("batch_invariance")
-    )
-    columns = ("model", "batch against single", "at once against decoded", "either, inside")
-    return table(columns, lines)
+    columns = {
+        "model": lambda row: row["group"],
+        "batch against single": lambda row: f"{row['differences']['batch']:.0e}",
+        "at once against decoded": lambda row: f"{row['differences']['decoded']:.0e}",
+        "either, inside": lambda row: f"{row['differences']['inside']:.0e}",
+    }
+    return table_of(rows_of("batch_invariance"), columns)
 
 
 PAGE = Page("batch-invariance", (machine, costs, differences))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
-from pages.page import Page, Row, origin, results, rows_of
+from pages.page import Page, Row, origin, results, rows_of, table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,22 +45,15 @@ def measured() -> str:
 
 
 def rates() -> str:
-    columns = (
-        *("GPU", "memory, TB/s", "16-bit products, TFLOP/s", "tf32", "exponentials, 10¹²/s"),
-        "instructions of warps, 10¹²/s",
-    )
-    lines = (
-        (
-            name,
-            f"{gpu['bandwidth'] / 1e12:.2f}",
-            f"{gpu['half_products'] / 1e12:.0f}",
-            f"{gpu['tf32_products'] / 1e12:.0f}",
-            f"{gpu['special'] / 1e12:.1f}",
-            f"{gpu['issue'] / 1e12:.2f}",
-        )
-        for name, gpu in _gpus().items()
-    )
-    return table(columns, lines)
+    columns = {
+        "GPU": lambda gpu: gpu["name"],
+        "memory, TB/s": lambda gpu: f"{gpu['bandwidth'] / 1e12:.2f}",
+        "16-bit products, TFLOP/s": lambda gpu: f"{gpu['half_products'] / 1e12:.0f}",
+        "tf32": lambda gpu: f"{gpu['tf32_products'] / 1e12:.0f}",
+        "exponentials, 10¹²/s": lambda gpu: f"{gpu['special'] / 1e12:.1f}",
+        "instructions of warps, 10¹²/s": lambda gpu: f"{gpu['issue'] / 1e12:.2f}",
+    }
+    return table_of([{**gpu, "name": name} for name, gpu in _gpus().items()], columns)
 
 
 def operations() -> str:

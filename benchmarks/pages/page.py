@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fastweights.render.markdown import table
 
 ROOT = Path(__file__).parents[2]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
@@ -58,6 +60,11 @@ def rows_of(name: str, **where: object) -> list[Row]:
     """The rows of a file of results that have these fields."""
     rows = results(name)["rows"]
     return [row for row in rows if all(row.get(key) == value for key, value in where.items())]
+
+
+def table_of(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]]) -> str:
+    """A table with a line for each row: what the columns show of it, by their heads."""
+    return table(columns, ([show(row) for show in columns.values()] for row in rows))
 
 
 def origin(name: str) -> str:

@@ -8,7 +8,7 @@ from fastweights.budget import ACCELERATORS
 from fastweights.recipes import ROWS, TableRow
 from fastweights.render.markdown import table
 from fastweights.render.units import bytes_in_words, significant
-from pages.page import Page, Row, results, rows_of
+from pages.page import Page, Row, results, rows_of, table_of
 
 SETTINGS = ("width", "layers", "batch", "length")
 
@@ -61,19 +61,15 @@ def prices() -> str:
 
 
 def devices() -> str:
-    columns = ("device", "memory", "bf16, TFLOP/s", "float32", "memory, TB/s", "source")
-    lines = (
-        (
-            f"`{name}`",
-            bytes_in_words(one.memory),
-            f"{one.bf16 / 1e12:g}",
-            f"{one.float32 / 1e12:g}",
-            f"{one.bandwidth / 1e12:.3g}",
-            one.source,
-        )
-        for name, one in ACCELERATORS.items()
-    )
-    return table(columns, lines)
+    columns = {
+        "device": lambda one: f"`{one.name}`",
+        "memory": lambda one: bytes_in_words(one.memory),
+        "bf16, TFLOP/s": lambda one: f"{one.bf16 / 1e12:g}",
+        "float32": lambda one: f"{one.float32 / 1e12:g}",
+        "memory, TB/s": lambda one: f"{one.bandwidth / 1e12:.3g}",
+        "source": lambda one: one.source,
+    }
+    return table_of(ACCELERATORS.values(), columns)
 
 
 def memory() -> str:
@@ -111,18 +107,14 @@ def _operations_line(row: Row) -> tuple[str, ...]:
 
 
 def times() -> str:
-    columns = ("mixer", "sizes", "measured, s", "predicted, s", "quotient")
-    lines = (
-        (
-            row["mixer"],
-            _sizes(row),
-            f"{row['seconds']:.2f}",
-            f"{row['predicted']:.2f}",
-            f"{row['predicted'] / row['seconds']:.2f}",
-        )
-        for row in _rows("times")
-    )
-    return table(columns, lines)
+    columns = {
+        "mixer": lambda row: row["mixer"],
+        "sizes": _sizes,
+        "measured, s": lambda row: f"{row['seconds']:.2f}",
+        "predicted, s": lambda row: f"{row['predicted']:.2f}",
+        "quotient": lambda row: f"{row['predicted'] / row['seconds']:.2f}",
+    }
+    return table_of(_rows("times"), columns)
 
 
 PAGE = Page("plan", (recipes, devices, costs, prices, memory, operations, times))

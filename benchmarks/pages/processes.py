@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from fastweights.render.units import bytes_in_words
-from pages.page import Page, Row, rows_of
+from pages.page import Page, Row, rows_of, table_of
 
 RIVALS = {"ulysses": "Ulysses", "ring": "ring attention"}
 DRAWN = ("metala", "gated_deltanet", "mamba2", "mesa")
+WHERE = {"processes": lambda row: f"{row['count']}", "model": lambda row: row["layout"]}
 
 
 def overhead() -> str:
@@ -23,30 +24,19 @@ def overhead() -> str:
 def speed() -> str:
     rows = rows_of("processes", part="speed")
     alone = rows[0]["tokens_per_second"]
-    lines = (
-        (
-            f"{row['count']}",
-            row["layout"],
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['tokens_per_second'] / alone:.2f}",
-        )
-        for row in rows
-    )
-    return table(("processes", "model", "tokens/s", "times one"), lines)
+    columns = {
+        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+        "times one": lambda row: f"{row['tokens_per_second'] / alone:.2f}",
+    }
+    return table_of(rows, WHERE | columns)
 
 
 def memory() -> str:
-    lines = (
-        (
-            f"{row['count']}",
-            row["layout"],
-            bytes_in_words(row["held"]),
-            bytes_in_words(row["peak"]),
-        )
-        for row in rows_of("processes", part="memory")
-    )
-    columns = ("processes", "model", "weights and optimiser", "most that the process held")
-    return table(columns, lines)
+    columns = {
+        "weights and optimiser": lambda row: bytes_in_words(row["held"]),
+        "most that the process held": lambda row: bytes_in_words(row["peak"]),
+    }
+    return table_of(rows_of("processes", part="memory"), WHERE | columns)
 
 
 def _traffic() -> list[Row]:
@@ -87,19 +77,15 @@ def _growing(processes: int, tokens: int) -> list[str]:
 
 
 def steps() -> str:
-    lines = (
-        (
-            row["mixer"],
-            f"{row['processes']}",
-            bytes_in_words(row["bytes"]),
-            f"{row['seconds']:.2f}",
-            f"{row['loss']:.6f}",
-            f"{row['gradient']:.8f}",
-        )
-        for row in rows_of("sequence_parallel", part="step")
-    )
-    columns = ("mixer", "processes", "memory per process", "seconds", "loss", "‖gradient‖²")
-    return table(columns, lines)
+    columns = {
+        "mixer": lambda row: row["mixer"],
+        "processes": lambda row: f"{row['processes']}",
+        "memory per process": lambda row: bytes_in_words(row["bytes"]),
+        "seconds": lambda row: f"{row['seconds']:.2f}",
+        "loss": lambda row: f"{row['loss']:.6f}",
+        "‖gradient‖²": lambda row: f"{row['gradient']:.8f}",
+    }
+    return table_of(rows_of("sequence_parallel", part="step"), columns)
 
 
 def draw_traffic() -> bytes:

@@ -549,18 +549,8 @@ def test_the_command_measures_perplexity(bytewise, folder: Path, tmp_path: Path)
     text = tmp_path / "text.txt"
     text.write_text("Où l'on mange « bien ». " * 20)
     out = tmp_path / "out"
-    command = [
-        "--debug",
-        "eval",
-        "perplexity",
-        str(folder),
-        "--text",
-        str(text),
-        "--length",
-        "64",
-        "--out",
-        str(out),
-    ]
+    measured = ["--text", str(text), "--length", "64", "--out", str(out)]
+    command = ["--debug", "eval", "perplexity", str(folder), *measured]
     assert main([*command, "--chunk", "16", "--reference", str(folder), "--device", "cpu"]) == 0
     (saved,) = out.glob("*.json")
     loss = PositionLoss.load(saved)
@@ -575,17 +565,8 @@ def test_the_command_measures_perplexity(bytewise, folder: Path, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["tasks", "harness"])
 def test_the_command_scores_items(bytewise, folder: Path, tmp_path: Path, kind: str) -> None:
     data, out = eval_files.write(tmp_path / "data"), tmp_path / "out"
-    command = [
-        "--debug",
-        "eval",
-        kind,
-        str(folder),
-        "--data",
-        str(data),
-        "--tasks",
-        "hellaswag",
-        "lambada",
-    ]
+    asked = ["--data", str(data), "--tasks", "hellaswag", "lambada"]
+    command = ["--debug", "eval", kind, str(folder), *asked]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert main([*command, "--out", str(out), "--limit", "1", "--device", "cpu"]) == 0

@@ -632,17 +632,8 @@ batch = 4
 def test_the_command_runs_a_plan_with_a_users_mixer(
     mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "--debug",
-        "sweep",
-        str(written(tmp_path, PLAN)),
-        "--mixer",
-        mine,
-        "--workers",
-        "0",
-        "--device",
-        "cpu",
-    ]
+    here = ["--workers", "0", "--device", "cpu"]
+    command = ["--debug", "sweep", str(written(tmp_path, PLAN)), "--mixer", mine, *here]
     assert main(command) == 0
     out = tmp_path / "runs" / "sweeps" / "plan"
     rows = json.loads((out / "rows.json").read_text())
@@ -674,15 +665,8 @@ batch = 8
 @pytest.mark.slow
 def test_sixty_runs_are_killed_and_resumed(tmp_path: Path) -> None:
     """The parent is killed, so that nothing of it can tidy up; its workers end with it."""
-    command = [
-        sys.executable,
-        "-m",
-        "fastweights.cli",
-        "sweep",
-        str(written(tmp_path, SIXTY)),
-        "--device",
-        "cpu",
-    ]
+    command = [sys.executable, "-m", "fastweights.cli", "sweep", str(written(tmp_path, SIXTY))]
+    command += ["--device", "cpu"]
     command += ["--workers", "2", "--out", str(tmp_path / "out")]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     runs = tmp_path / "out" / "runs"

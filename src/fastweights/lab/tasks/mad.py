@@ -551,20 +551,3 @@ METALA_A6: dict[str, dict[str, float]] = {
     }.items()
 }
 """Accuracies in per cent, by model and task, means over a task's settings (MetaLA, Table A6)."""
-
-_COLUMNS = ("recall and noisy-recall", "fuzzy-recall", "memorization", "copying", "compression")
-MESANET_1: dict[str, dict[str, float]] = {
-    model: dict(zip(_COLUMNS, figures, strict=True))
-    for model, figures in {
-        "mamba2": (100, 51.2, 42.0, 95.4, 41.3),
-        "gla": (100, 39.0, 82.5, 96.1, 42.3),
-        "mlstm": (100, 47.6, 79.8, 95.4, 43.4),
-        "deltanet": (100, 55.5, 40.8, 98.8, 43.3),
-        "gated_deltanet": (100, 32.7, 81.7, 95.7, 45.0),
-        "hawk": (93.0, 13.6, 91.3, 77.0, 47.7),
-        "mesa": (100, 58.5, 77.2, 99.2, 45.4),
-        "hawk-mesa": (100, 30.2, 85.6, 99.6, 52.3),
-        "softmax": (100, 48.6, 84.7, 96.0, 49.5),
-    }.items()
-}
-"""The same for MesaNet's Table 1, which has one column for the two tasks of recall."""

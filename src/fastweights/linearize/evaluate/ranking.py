@@ -13,7 +13,7 @@ from typing import Any
 from transformers.utils.hub import cached_file
 
 from fastweights.errors import CheckpointError, reason_of
-from fastweights.training.loop.checkpoint import hash_file
+from fastweights.training.loop.files import hash_file
 
 WEIGHTS = ("*.safetensors", "*.bin")
 """The files of a checkpoint's weights; the second where there is none of the first."""

@@ -36,12 +36,16 @@ from fastweights.training.data.request import (
     naming,
     read_alike,
 )
-from fastweights.training.data.shards import ShardRecord, Shards, find_damage, write_shards
+from fastweights.training.data.shards import ShardRecord, Shards, write_shards
 from fastweights.training.data.sources import read_documents, size_of
 from fastweights.training.data.tokenizers import token_type
 from fastweights.training.data.writer import Writer, WritingJob
-from fastweights.training.loop.checkpoint import hash_file
-from fastweights.training.loop.files import atomic_folder, remove_folder
+from fastweights.training.loop.files import (
+    atomic_folder,
+    find_damage,
+    hash_files,
+    remove_folder,
+)
 from fastweights.training.loop.report import Reading, Reporter
 
 VISIBLE = 60.0
@@ -317,8 +321,7 @@ class TextFolder:
     def _save_tokenizer(self) -> Mapping[str, str]:
         with atomic_folder(self.path / TOKENIZER) as new:
             self.tokenizer.save_pretrained(new)
-        files = sorted((self.path / TOKENIZER).iterdir())
-        return {f"{TOKENIZER}/{file.name}": hash_file(file) for file in files}
+        return hash_files(self.path, [self.path / TOKENIZER])
 
     def _restore_tokenizer(self, texts: StoredTexts) -> None:
         if self._save_tokenizer() != texts.tokenizer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +19,6 @@ import numpy as np
 
 from fastweights.training.data.packing import EncodedPart
 from fastweights.training.data.tokens import Stretch, WholeText
-from fastweights.training.loop.checkpoint import hash_file
 from fastweights.training.loop.files import room_for, sync
 
 SHARD = 1 << 25
@@ -246,17 +244,6 @@ class Shards(WholeText):
             _map_file(self.folder / names.begins, PLACE),
             _map_file(self.folder / names.turns, PLACE),
         )
-
-
-def find_damage(files: Mapping[Path, str]) -> set[Path]:
-    """Return those of `files` that are missing or differ from their SHA-256."""
-    with ThreadPoolExecutor() as threads:
-        found = dict(zip(files, threads.map(_hash_or_none, files), strict=True))
-    return {path for path, digest in files.items() if found[path] != digest}
-
-
-def _hash_or_none(path: Path) -> str | None:
-    return hash_file(path) if path.is_file() else None
 
 
 def _map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:

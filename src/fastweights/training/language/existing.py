@@ -25,7 +25,8 @@ from fastweights.errors import CheckpointError, TrainingError
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.data.tokenizers import ExistingTokenizer, require_embeddings
 from fastweights.training.language.adapters import LoRA, add_adapters
-from fastweights.training.loop.checkpoint import hash_file, model_source, no_progress_bars
+from fastweights.training.loop.checkpoint import model_source, no_progress_bars
+from fastweights.training.loop.files import hash_file
 
 WEIGHTS = ("*.safetensors", "*.bin")
 

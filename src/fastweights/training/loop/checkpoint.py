@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from fastweights.errors import CheckpointError
 from fastweights.importers.gguf import dequantize, is_gguf
 from fastweights.training.loop.files import (
     atomic_folder,
+    find_damage,
+    hash_files,
     partial_path,
     remove_folder,
     remove_partials,
@@ -92,7 +93,7 @@ class Checkpoints:
         with atomic_folder(self._at(progress.step), needs) as folder:
             yield folder
             (folder / "training.json").write_text(
-                json.dumps({**asdict(progress), "files": _hash_files(folder)}, indent=1)
+                json.dumps({**asdict(progress), "files": hash_files(folder, [folder])}, indent=1)
             )
         for old in self._all()[:-CHECKPOINTS_TO_KEEP]:
             remove_folder(old)
@@ -174,16 +175,11 @@ def open_checkpoint(folder: Path, compare: bool = True) -> Checkpoint:
         raise CheckpointError(
             f"{record} is missing or damaged: {folder} is not a checkpoint"
         ) from error
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file() or (compare and hash_file(path) != expected):
-            raise CheckpointError(f"{path} is missing, changed or cut short")
+    paths = {folder / name: digest for name, digest in files.items()}
+    damaged = find_damage(paths) if compare else {p for p in paths if not p.is_file()}
+    if damaged:
+        raise CheckpointError(f"{min(damaged)} is missing, changed or cut short")
     return Checkpoint(folder, progress)
-
-
-def _hash_files(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
 
 
 def save_model(
@@ -278,9 +274,3 @@ def model_folder(path: Path) -> Path:
     raise CheckpointError(
         f"no model at {path}: it has no config.json, and neither does a run's folder in it"
     )
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,11 +4,13 @@ stops."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +133,30 @@ def reserve(path: Path, size: int) -> None:
     with room_for(path, path, size), path.open("ab") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_files(folder: Path, parts: Iterable[Path]) -> dict[str, str]:
+    """Return the SHA-256 of these files in a folder, and of all in these folders in it, by their
+    paths from there; what is missing is left out."""
+    files = [path for part in parts for path in (part, *sorted(part.rglob("*")))]
+    return {p.relative_to(folder).as_posix(): hash_file(p) for p in files if p.is_file()}
+
+
+def find_damage(files: Mapping[Path, str]) -> set[Path]:
+    """Return those of `files` that are missing or differ from their SHA-256."""
+    with ThreadPoolExecutor() as threads:
+        found = dict(zip(files, threads.map(_hash_or_none, files), strict=True))
+    return {path for path, digest in files.items() if found[path] != digest}
+
+
+def _hash_or_none(path: Path) -> str | None:
+    return hash_file(path) if path.is_file() else None
 
 
 def size_of(path: Path) -> int:

@@ -7,8 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastweights.errors import CheckpointError
-from fastweights.training.loop.checkpoint import hash_file
-from fastweights.training.loop.files import read_json, remove_folder, write_json
+from fastweights.training.loop.files import (
+    find_damage,
+    hash_files,
+    read_json,
+    remove_folder,
+    write_json,
+)
 
 SEAL = "results.json"
 """The record of SHA-256 by path, in a run's folder."""
@@ -21,8 +26,7 @@ def seal(out: Path, results: Iterable[Path]) -> None:
         out: The run's folder.
         results: Files and folders in it.
     """
-    files = [path for result in results for path in _files_of(result)]
-    hashes = {str(path.relative_to(out)): hash_file(path) for path in files}
+    hashes = hash_files(out, results)
     if _read(out) != hashes:
         write_json(out / SEAL, hashes)
 
@@ -36,20 +40,11 @@ def remove_damaged(out: Path, results: Iterable[Path]) -> list[Path]:
         The files that were missing or changed.
     """
     hashes = _read(out) or {}
-    damaged = [out / name for name, digest in hashes.items() if _is_damaged(out / name, digest)]
+    damaged = sorted(find_damage({out / name: digest for name, digest in hashes.items()}))
     for result in results:
         if any(path.is_relative_to(result) for path in damaged):
             result.unlink() if result.is_file() else remove_folder(result)
     return damaged
-
-
-def _files_of(result: Path) -> list[Path]:
-    found = [result] if result.is_file() else sorted(result.rglob("*"))
-    return [path for path in found if path.is_file()]
-
-
-def _is_damaged(path: Path, digest: str) -> bool:
-    return not path.is_file() or hash_file(path) != digest
 
 
 def _read(out: Path) -> dict[str, str] | None:
