@@ -78,9 +78,11 @@ REFUSALS = [
     Refusal("import", OURS, "is a model of fastweights already; use it as it is"),
     Refusal("import", LINEAR, "import the softmax model", [("import", "transformers")]),
     Refusal("export", ["ours"], "no family of transformers that is written has such a model"),
-    *(
-        Refusal(f"export{end}", LINEAR, "export its softmax model", [("export", "transformers")])
-        for end in ("", " onnx", " pt2")
+    Refusal(
+        "export",
+        LINEAR,
+        "a file that ends in .onnx or .pt2, or export the softmax model",
+        [("export pt2", "linearized"), ("export", "transformers")],
     ),
     *(
         Refusal(verb, kinds, says, advice)
