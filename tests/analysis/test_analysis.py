@@ -245,6 +245,18 @@ def test_a_system_is_looked_at_head_by_head() -> None:
     )
 
 
+def test_every_layer_is_told() -> None:
+    told = []
+
+    def follow(paths: list[str], what: str) -> list[str]:
+        told.append((what, len(paths)))
+        return paths
+
+    model = tiny("metala", torch.float32, num_hidden_layers=3)
+    profile("three", model, tokens(1, 9), ProfileLimits(window=3), follow=follow)
+    assert told == [("profiling layers", 3)]
+
+
 def test_groups_of_heads_are_looked_at_like_one_record() -> None:
     """In another order, and beside a head with fewer state rows."""
     case = next(c for c in LINEAR if c.name == "decay-vector")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 import torch
@@ -129,6 +129,7 @@ def profile(
     ids: Tensor,
     extent: ProfileLimits = ProfileLimits(),
     capture: Callable[[nn.Module, Tensor], CapturedRecords] = mixer_records,
+    follow: Callable[[list[str], str], Iterable[str]] = lambda paths, _: paths,
 ) -> Profile:
     """Run a model on a text and profile every layer.
 
@@ -138,6 +139,7 @@ def profile(
         ids: Token ids ``[1 t]``.
         extent: Limits on what is inspected.
         capture: What its layers evaluate.
+        follow: Yields the layers' paths, and may tell somebody of each; it is told what is done.
 
     Raises:
         ValueError: If the text is too short.
@@ -148,7 +150,8 @@ def profile(
     if not found:
         raise ValueError(f"{name} has no mixer of this library in it")
     with torch.no_grad():
-        layers = [_layer(path, *found.pop(path), extent) for path in list(found)]
+        paths = follow(list(found), "profiling layers")
+        layers = [_layer(path, *found.pop(path), extent) for path in paths]
     parameters = sum(p.numel() for p in model.parameters())
     return Profile(name, ids.shape[1], parameters, extent, layers)
 
