@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,19 @@ from torch import Generator, Tensor
 from cases import LINEAR, MAPPED, Case, Shape, normal
 from fastweights.analysis import maps, memory
 from fastweights.analysis.figures import comparison, profile_figures, teacher_distances
-from fastweights.analysis.profile import Profile, ProfileLimits, cuts, profile, spread_evenly
+from fastweights.analysis.profile import (
+    Profile,
+    ProfileLimits,
+    cuts,
+    memory_of,
+    profile,
+    spread_evenly,
+)
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli import main
 from fastweights.mixers import MIXERS
-from fastweights.recurrence import LTV, Decay, Mesa, Normalized, Softmax
+from fastweights.recurrence import LTV, Decay, HeadGroups, Mesa, Normalized, Softmax
 from fastweights.render.plots import png
 from fastweights.train import train
 from killable_runs import tiny as sitting
@@ -235,6 +243,40 @@ def test_a_system_is_looked_at_head_by_head() -> None:
     assert_close(
         memory.hankel(system.heads([1]), 5, 3), memory.hankel(system, 5, 3)[:, [1]], "one head"
     )
+
+
+def test_every_layer_is_told() -> None:
+    told = []
+
+    def follow(paths: list[str], what: str) -> list[str]:
+        told.append((what, len(paths)))
+        return paths
+
+    model = tiny("metala", torch.float32, num_hidden_layers=3)
+    profile("three", model, tokens(1, 9), ProfileLimits(window=3), follow=follow)
+    assert told == [("profiling layers", 3)]
+
+
+def test_groups_of_heads_are_looked_at_like_one_record() -> None:
+    """In another order, and beside a head with fewer state rows."""
+    case = next(c for c in LINEAR if c.name == "decay-vector")
+    streams, extent = case.streams(SHAPE), ProfileLimits(window=3, cuts=2)
+    whole, heads = case.rule(**streams), range(case.rule(**streams).shape[2])
+
+    def of_head(head: int, rows: int | None = None) -> Any:
+        own = {name: x[:, :, [head]] if x.shape[2] > 1 else x for name, x in streams.items()}
+        return case.rule(**{n: x if n == "v" else x[..., :rows] for n, x in own.items()})
+
+    backwards = tuple(of_head(head) for head in reversed(heads))
+    wanted = memory_of(whole, [*heads], extent)
+    found = memory_of(HeadGroups(backwards, tuple(reversed(heads))), [*heads], extent)
+    for name, value in vars(wanted).items():
+        assert_close(getattr(found, name), value, name)
+    narrow = memory_of(HeadGroups((of_head(0), of_head(1, 1)), (0, 1)), [0, 1], extent)
+    assert_close(narrow.hankel[:, 0], wanted.hankel[:, 0], "the wider head")
+    assert (narrow.hankel[:, 1, 1:] == 0).all()
+    assert (narrow.log_gains[:, 1, 1:] == -torch.inf).all()
+    assert_close(narrow.dimensions[:, 1], torch.ones_like(narrow.dimensions[:, 1]), "one row")
 
 
 def test_choices_are_even() -> None:

@@ -78,9 +78,11 @@ REFUSALS = [
     Refusal("import", OURS, "is a model of fastweights already; use it as it is"),
     Refusal("import", LINEAR, "import the softmax model", [("import", "transformers")]),
     Refusal("export", ["ours"], "no family of transformers that is written has such a model"),
-    *(
-        Refusal(f"export{end}", LINEAR, "export its softmax model", [("export", "transformers")])
-        for end in ("", " onnx", " pt2")
+    Refusal(
+        "export",
+        LINEAR,
+        "a file that ends in .onnx or .pt2, or export the softmax model",
+        [("export", "transformers")],
     ),
     *(
         Refusal(verb, kinds, says, advice)
@@ -166,10 +168,12 @@ def unread(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize(("verb", "kind"), list(pairs()))
 def test_it_works_or_says_before_it_reads_weights_what_does(
-    verb, kind, models, tmp_path, monkeypatch, capsys
+    verb, kind, models, tmp_path, monkeypatch, capsys, request
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     model(models, kind)
+    if verb in NEEDS:
+        request.getfixturevalue("unchecked")
     refusal = REFUSED.get((verb, kind))
     if refusal is None:
         assert run(models, verb, kind, tmp_path / "out") == 0, capsys.readouterr().err
@@ -189,7 +193,10 @@ def test_what_a_refusal_advises_works(refusal, models, tmp_path) -> None:
 
 def test_one_refused_model_leaves_the_page_of_the_others(models, tmp_path, capsys) -> None:
     (models / "none").mkdir()
-    command = ["analyze", str(models / "none"), str(models / "linearized"), "--tokens", "8"]
-    assert main([*command, "--text", str(models / "text.txt"), "--out", str(tmp_path)]) == 2
+    command = ["analyze", *(str(models / name) for name in ("none", "missing", "linearized"))]
+    command += ["--tokens", "8", "--text", str(models / "text.txt"), "--out", str(tmp_path)]
+    assert main(command) == 2
     assert "linearized" in (tmp_path / "report.html").read_text()
-    assert "not on the page: no model at" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not on the page: no model at" in said
+    assert "missing': there is no such folder or file" in said

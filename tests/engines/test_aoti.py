@@ -21,14 +21,16 @@ from transformers import LlamaForCausalLM
 
 from fastweights import MIXERS
 from fastweights.cli import main
+from fastweights.cli.verbs.export import tell_layers
 from fastweights.engines.aoti import export_programs, write_package
 from fastweights.engines.aoti.write import require_equal
-from fastweights.engines.exported.chunks import LoopedChunks
+from fastweights.engines.exported.chunks import LoopedChunks, Step
 from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.exported.pairs import unguarded
 from fastweights.engines.exported.program import DecodingProgram
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.methods import use_method
+from fastweights.training.loop.report import Reporter, WorkDone
 from kinds import first_of_each, one_of_each
 from pretrained import linear_llama
 from tiny import tiny, tokens
@@ -176,6 +178,25 @@ def test_what_is_not_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt2"]
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_layers_are_told_as_they_are_traced() -> None:
+    told: list[tuple[int, int]] = []
+
+    class Listens(Reporter):
+        def phase(self, phase: WorkDone) -> None:
+            told.append((phase.done, phase.total))
+
+    model = tiny("linear", num_hidden_layers=2)
+    program = DecodingProgram(model)
+    with tell_layers(model, Listens()):
+        model(input_ids=tokens(1, 2))
+        assert not told
+        program.trace(Step(), 1)
+    assert told == [(0, 2), (1, 2)]
+    model(input_ids=tokens(1, 2))
+    assert len(told) == 2
+
+
 def test_the_command_refuses_before_it_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +218,7 @@ def test_the_command_refuses_before_it_reads(
     assert "ends in .pt, which export does not write" in said("model", "new.pt")
     assert "leave one of them out" in said("model", "new.pt2", "--family", "llama")
     assert "--domain is of ONNX graphs" in said("model", "new.pt2", "--domain", "ai.onnx")
-    assert "is a linearized_llama, which is not exported" in said("linear", "new.pt2")
+    assert "is a linearized_llama, which transformers reads as it is" in said("linear", "new")
     with NO_COMPILER:
         assert "there is no C++ compiler" in said("model", "new.pt2")
     assert sorted(tmp_path.rglob("*")) == before

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from fastweights import MIXERS
 from fastweights.cli import main
-from fastweights.engines.exported.pairs import InPairs, is_complex
-from fastweights.engines.exported.program import DecodingProgram
-from fastweights.engines.exported.states import StateLayout, tensors_of
+from fastweights.engines.exported.chunks import LoopedChunks
+from fastweights.engines.exported.pairs import InPairs, is_complex, unguarded
+from fastweights.engines.exported.program import TOKENS, DecodingProgram
+from fastweights.engines.exported.states import OwnStates, tensors_of
 from fastweights.engines.exported.steps import Steps
 from fastweights.engines.onnx import DOMAINS, ExportError, write_onnx
 from fastweights.engines.onnx.turned import Turned
-from fastweights.methods import Method, Recurrent, evaluate
+from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.methods import Auto, Method, Recurrent, evaluate
 from fastweights.models import FastWeightsCache
 from fastweights.recurrence import DPLR, Decay, Mesa
 from fastweights.recurrence.solvers import Chebyshev, ConjugateGradient, Solver
 from kinds import one_of_each
+from pretrained import linear_llama
 from tiny import tiny, tokens
 
 
@@ -38,7 +43,7 @@ def test_zeros_are_the_empty_state(name: str) -> None:
 
 
 def test_states_are_said_by_what_they_are() -> None:
-    layout = StateLayout(tiny("hybrid"))
+    layout = OwnStates(tiny("hybrid"))
     assert [state.meaning for state in layout.tensors] == [
         "position",
         "mixer 0, memory 0",
@@ -56,7 +61,7 @@ def test_states_are_said_by_what_they_are() -> None:
 
 def test_states_go_there_and_back() -> None:
     model, cache = tiny("hybrid"), FastWeightsCache()
-    layout = StateLayout(model)
+    layout = OwnStates(model)
     model(input_ids=tokens(2, 5), past_key_values=cache, use_cache=True)
     there = tensors_of(cache.states)
     for one, other in zip(there, tensors_of(layout.states(there)), strict=True):
@@ -72,6 +77,61 @@ def test_shared_blocks_have_states_of_their_own() -> None:
         _, *past = program(ids[:, :3], *program.layout.empty(batch=2))
         after, *_ = program(ids[:, 3:], *past)
     torch.testing.assert_close(after, wanted[:, 3:], rtol=1e-4, atol=1e-4)
+
+
+LINEAR = {
+    "lolcats": {"window": 4},
+    "landmarks": {"window": 4, "features": "landmarks", "feature_dim": 4, "sinks": 2},
+    "windows of heads": {"features": "landmarks", "feature_dim": 4, "head_windows": ((4, 6),) * 2},
+    "delta": {"window": 4, "rule": "gated_deltanet", "sinks": 1},
+    "convolution": {"window": 0, "rule": "gla", "convolution": 3},
+    "scaled softmax": {"window": 4, "positions": "linear", "log_scale": 10},
+}
+
+
+@pytest.mark.parametrize("layers", [None, [0]], ids=["linear", "one layer of two"])
+@pytest.mark.parametrize("name", LINEAR)
+@torch.no_grad()
+def test_zeros_are_the_empty_state_of_linearized_models(name: str, layers: Any) -> None:
+    model = linear_llama(LinearAttentionConfig(**LINEAR[name]), dtype=torch.float32, chosen=layers)
+    program, ids = DecodingProgram(model), tokens(2, 23)
+    wanted = model(input_ids=ids).logits
+    for method in (Auto(), LoopedChunks(8)):
+        found, states = [], program.layout.empty(batch=2)
+        with program.layout.use_method(method):
+            for part in ids.split([3, 20], 1):
+                logits, *states = program(part, *states)
+                found.append(logits)
+        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+        assert torch.equal(states[0], torch.tensor([23, 23]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", LINEAR)
+def test_graphs_of_linearized_models_read_any_number_of_tokens(name: str) -> None:
+    """More and fewer than the window has, and one, also where a layer stays softmax."""
+    model = linear_llama(LinearAttentionConfig(**LINEAR[name]), dtype=torch.float32, chosen=[0])
+    program, ids = DecodingProgram(model), tokens(3, 23)
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+    graph = unguarded(program.trace(Steps(), TOKENS))
+    for lengths in ([20, 2, 1], [2, 21]):
+        found, states = [], program.layout.empty(batch=3)
+        with torch.no_grad():
+            for part in ids.split(lengths, 1):
+                logits, *states = graph(part, *states)
+                found.append(logits)
+        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_keep_more_than_graphs_hold_are_named() -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(vocab_size=32, num_hidden_layers=2, layer_types=kinds, **sizes)
+    model = linearize(Gemma3ForCausalLM(config), LinearAttentionConfig(window=4), [1]).eval()
+    with pytest.raises(ExportError, match="layers that keep a DynamicSlidingWindowLayer is not"):
+        DecodingProgram(model)
 
 
 def test_what_is_not_exported(tmp_path: Path) -> None:

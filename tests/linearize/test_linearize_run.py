@@ -33,7 +33,8 @@ from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate import report as report_module
 from fastweights.linearize.evaluate.comparison import MODES, modes_in
-from fastweights.linearize.evaluate.report import LayerMaps, plot_maps
+from fastweights.linearize.evaluate.report import LayerMaps, plot_adaptation, plot_maps
+from fastweights.render.plots import canvas
 from fastweights.train import Bytes, CheckpointError
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import leave_processes
@@ -440,6 +441,16 @@ def test_maps_have_labels_and_one_scale():
     assert panels[0].get_ylabel() == "query (token)"
     assert panels[-1].get_xlabel() == "key (token)"
     assert panels[1].get_title(loc="left") == "layer 0, head 0\nlinear, trained"
+
+
+def test_what_is_trained_and_cross_entropy_have_axes_of_their_own():
+    _, panels = canvas()
+    rows = [{"step": 1, "loss": 0.002}, {"step": 4, "loss": 0.001, "val_loss": 3.5}]
+    plot_adaptation(panels[0, 0], "finetune", rows)
+    trained, held_out = panels[0, 0].figure.axes
+    assert [line.get_ydata().tolist() for line in trained.lines] == [[0.002, 0.001]]
+    assert [line.get_ydata().tolist() for line in held_out.lines] == [[3.5]]
+    assert held_out.get_ylabel() == "nats / token, held-out"
 
 
 def test_without_a_layer_to_keep_none_is_ranked(source, tmp_path):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastweights.analysis import maps, memory
 from fastweights.analysis.algorithms import AlgorithmSupport, algorithm_support
 from fastweights.analysis.capture import capture_projections
 from fastweights.recurrence import LTV, Mesa, NoFiniteFormError, Recurrence
+from fastweights.recurrence.head_groups import HeadGroups
 from fastweights.shapes import Map
 
 
@@ -127,6 +129,7 @@ def profile(
     ids: Tensor,
     extent: ProfileLimits = ProfileLimits(),
     capture: Callable[[nn.Module, Tensor], CapturedRecords] = mixer_records,
+    follow: Callable[[list[str], str], Iterable[str]] = lambda paths, _: paths,
 ) -> Profile:
     """Run a model on a text and profile every layer.
 
@@ -136,6 +139,7 @@ def profile(
         ids: Token ids ``[1 t]``.
         extent: Limits on what is inspected.
         capture: What its layers evaluate.
+        follow: Yields the layers' paths, and may tell somebody of each; it is told what is done.
 
     Raises:
         ValueError: If the text is too short.
@@ -146,7 +150,8 @@ def profile(
     if not found:
         raise ValueError(f"{name} has no mixer of this library in it")
     with torch.no_grad():
-        layers = [_layer(path, *found.pop(path), extent) for path in list(found)]
+        paths = follow(list(found), "profiling layers")
+        layers = [_layer(path, *found.pop(path), extent) for path in paths]
     parameters = sum(p.numel() for p in model.parameters())
     return Profile(name, ids.shape[1], parameters, extent, layers)
 
@@ -164,12 +169,52 @@ def _layer(path: str, mixer: str, record: Recurrence, extent: ProfileLimits) -> 
         heads=heads,
         of=record.shape[2],
         phi=_map(first, heads),
-        memory=None if system is None else _memory(system.heads(heads), extent),
+        memory=memory_of(record, heads, extent),
         algorithms=None if system is None else algorithm_support(system),
         normalisers=None if eta is None else eta[0][:, heads],
         examined=examined,
         solver=solver,
     )
+
+
+def memory_of(record: Recurrence, heads: list[int], extent: ProfileLimits) -> MemoryProfile | None:
+    """The memory of these heads, which may be in groups with systems of their own."""
+    if isinstance(record, HeadGroups):
+        return _memory_of_groups(record, heads, extent)
+    system = _system(record)
+    return None if system is None else _memory(system.heads(heads), extent)
+
+
+def _memory_of_groups(
+    record: HeadGroups, heads: list[int], extent: ProfileLimits
+) -> MemoryProfile | None:
+    places = [record.order[head] for head in heads]
+    parts, first = list[MemoryProfile](), 0
+    for group in record.groups:
+        own = sorted(place - first for place in places if 0 <= place - first < group.shape[2])
+        part = memory_of(group, own, extent) if own else None
+        if own and part is None:
+            return None
+        parts += [part] if part is not None else []
+        first += group.shape[2]
+    return _side_by_side(parts, [sorted(places).index(place) for place in places])
+
+
+def _side_by_side(parts: list[MemoryProfile], order: list[int]) -> MemoryProfile:
+    """The memories of groups of heads as one. Where a group has fewer rows than another, rows that
+    nothing is written to stand for the rest.
+    """
+    nothing = {"log_gains": -torch.inf}
+
+    def joined(name: str) -> Tensor:
+        tensors = [getattr(part, name) for part in parts]
+        rows, axis = max(x.shape[-1] for x in tensors), 0 if name == "response" else 1
+        if name != "dimensions":
+            value = nothing.get(name, 0)
+            tensors = [F.pad(x, (0, rows - x.shape[-1]), value=value) for x in tensors]
+        return torch.cat(tensors, axis).index_select(axis, torch.tensor(order))
+
+    return MemoryProfile(**{field.name: joined(field.name) for field in fields(MemoryProfile)})
 
 
 def _solver(record: Recurrence) -> tuple[tuple[int, ...], memory.LinearSystems | None]:

@@ -43,11 +43,11 @@ class HeadGroups(Composed[State]):
     order: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        shapes = {(len(group), group.values) for group in self.groups}
-        if len(shapes) != 1:
+        first, *others = ((group.shape[1], group.values) for group in self.groups)
+        if any(other != first for other in others):
             raise ShapeError(
-                f"HeadGroups of (tokens, values) {sorted(shapes)}; all groups have the same tokens"
-                " and values of the same width"
+                f"HeadGroups of (tokens, values) {sorted({first, *others})}; all groups have the"
+                " same tokens and values of the same width"
             )
         if sorted(self.order) != list(range(self.shape[2])):
             raise ShapeError(

@@ -81,6 +81,13 @@ def pad_tokens(stream: Tensor, before: int, behind: int) -> Tensor:
     return stream.new_empty(*stream.shape[:-2], before + stream.shape[-2] + behind, 0)
 
 
+def at_most(length: int, tokens: int) -> int:
+    """How many of `length` cached tokens so many new ones can push out; all of them in graphs,
+    which are of any number of tokens.
+    """
+    return length if isinstance(tokens, torch.SymInt) else min(length, tokens)
+
+
 def with_room(x: Tensor) -> Tensor:
     """x in float32 if it is of float16, whose range sums over tokens and small features leave."""
     return x.float() if x.dtype is torch.float16 else x

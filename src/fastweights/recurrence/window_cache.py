@@ -86,7 +86,8 @@ def swap_time_and_heads(streams: Iterable[Tensor]) -> Parts:
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """``[b s …]`` at ``[b t]``"""
-    return x.take_along_dim(index.view(*index.shape, *(1 for _ in x.shape[2:])), 1)
+    over_channels = index.view(*index.shape, *(1 for _ in x.shape[2:]))
+    return x.gather(1, over_channels.expand(*index.shape, *x.shape[2:]))
 
 
 def keep_tokens(cache: KeptTokens, sink: Tensor, sinks: int, window: int) -> KeptTokens:
@@ -97,16 +98,12 @@ def keep_tokens(cache: KeptTokens, sink: Tensor, sinks: int, window: int) -> Kep
     chosen = torch.cat([index for _, index in groups], 1)
     age = torch.cat([ages.gather(1, index) for ages, index in groups], 1)
     there = age < FORGOTTEN
-    rows = chosen[:, None, :, None]
-    keys, values = (
-        torch.where(there[:, None, :, None], s.take_along_dim(rows, 2), 0)
-        for s in (cache.keys, cache.values)
-    )
+    tokens = (*swap_time_and_heads((cache.keys, cache.values)), *cache.written)
     # a log decay may be -inf
-    written = tuple(
-        torch.where(there[..., None, None], take_tokens(s, chosen), 0) for s in cache.written
+    keys, values, *written = (
+        torch.where(there[..., None, None], take_tokens(s, chosen), 0) for s in tokens
     )
-    return KeptTokens(keys, values, written, age)
+    return KeptTokens(*swap_time_and_heads((keys, values)), tuple(written), age)
 
 
 def ranks_in_documents(age: Tensor, time: Timeline, sinks: int, starts: Tensor | None) -> Tensor:

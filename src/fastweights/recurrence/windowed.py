@@ -19,6 +19,7 @@ from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import (
     ShapeError,
     State,
+    at_most,
     broadcast_lengths,
     heads_first,
     lazy_property,
@@ -322,8 +323,9 @@ class WindowedLinear(Recurrence[WindowState]):
         """
         if not isinstance(self.fk, Mapped):
             return kept
-        leaving = self.fk.map(keys[:, :, : self.shape[1]].transpose(1, 2)).transpose(1, 2)
-        return pad_tokens(leaving, 0, keys.shape[2] - leaving.shape[2])
+        first = at_most(keys.shape[2], self.shape[1])
+        leaving = self.fk.map(keys[:, :, :first].transpose(1, 2)).transpose(1, 2)
+        return pad_tokens(leaving, 0, keys.shape[2] - first)
 
     def kept_features(self, mapped: Tensor) -> Tensor:
         """What the state keeps of features ``[b g s f]``: nothing where keys will do."""

@@ -232,7 +232,7 @@ class Windowed(Composed[Parts]):
         once, or for `block` of them.
         """
         cache, memory = self._split_state(state)
-        if len(self) == 1 and self._slides(cache):
+        if self.shape[1] == 1 and self._slides(cache):
             return self._evaluate_token(evaluate, cache, memory)
         seen = self._append(cache)
         rule, there = self._delay(seen)
@@ -290,7 +290,7 @@ class Windowed(Composed[Parts]):
 
     def _append(self, cache: KeptTokens) -> SeenTokens:
         """The cached tokens followed by the record's own."""
-        t, old = len(self), (cache.keys, cache.values)
+        t, old = self.shape[1], (cache.keys, cache.values)
         keys, values = (torch.cat(pair, 2) for pair in zip(old, self._own_tokens(), strict=True))
         written = tuple(
             torch.cat(pair, 1) for pair in zip(cache.written, self.written, strict=False)
@@ -302,7 +302,7 @@ class Windowed(Composed[Parts]):
     def _delay(self, seen: SeenTokens) -> tuple[Recurrence, Mask]:
         """The rule that writes what leaves the window, and ``[b t]``: whether something has."""
         behind, found = tokens_behind(seen.time, self.window, self.keep_mask)
-        t, document = len(self), seen.time.document
+        t, document = self.shape[1], seen.time.document
         ordinary = (seen.rank >= 0) & ~seen.sink
         there = found & behind(ordinary) & (behind(document) == document[:, -t:])
         written = iter(seen.written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from fastweights.analysis.profile import Profile, ProfileLimits, mixer_records, 
 from fastweights.analysis.report import write_report
 from fastweights.analysis.theory import findings
 from fastweights.cli.load import load_as_own, load_config, load_weights, require_tokenizer
+from fastweights.cli.progress import reporter
 from fastweights.linearize.convert.attention_layers import PREFIX
 from fastweights.linearize.evaluate.records import branch_records
 from fastweights.training.data.corpus import tokenize_sources
+from fastweights.training.loop.report import follow
 
 
 def analyze(chosen: Namespace, console: Console) -> None:
@@ -30,7 +33,7 @@ def analyze(chosen: Namespace, console: Console) -> None:
     for name, source in zip(_names(chosen.models), chosen.models, strict=True):
         console.print(f"{name} …")
         try:
-            profiles.append(_profile_source(name, source, chosen))
+            profiles.append(_profile_source(name, source, chosen, console))
         except (ValueError, OSError) as error:
             refused.append(error)
     if refused and not profiles:
@@ -41,7 +44,7 @@ def analyze(chosen: Namespace, console: Console) -> None:
         raise ValueError(f"not on the page: {'; '.join(map(str, refused))}")
 
 
-def _profile_source(name: str, source: str, chosen: Namespace) -> Profile:
+def _profile_source(name: str, source: str, chosen: Namespace, console: Console) -> Profile:
     limits = ProfileLimits(heads=chosen.heads, window=chosen.window)
     if load_config(source).model_type.startswith(PREFIX):
         model, capture = load_weights(source, torch.device("cpu")), branch_records
@@ -52,7 +55,9 @@ def _profile_source(name: str, source: str, chosen: Namespace) -> Profile:
     )
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens; {name} needs two at least to analyze")
-    return profile(name, model, torch.from_numpy(tokens.astype(np.int64))[None], limits, capture)
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    with reporter(console) as shown:
+        return profile(name, model, ids, limits, capture, partial(follow, reporter=shown))
 
 
 def _names(sources: Sequence[str]) -> list[str]:

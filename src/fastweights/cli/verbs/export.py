@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
-from fastweights.cli.load import load_as_own, load_config
+from fastweights.cli.load import load_as_own, load_config, load_weights
+from fastweights.cli.progress import reporter
 from fastweights.engines.aoti import require_compiler, write_package
+from fastweights.engines.exported.linearized import require_graph
+from fastweights.engines.exported.program import Exported
 from fastweights.engines.onnx import DOMAINS, Domain, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.importers.export import require_family
@@ -20,6 +28,7 @@ from fastweights.linearize.convert.attention_layers import PREFIX
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.loop.checkpoint import model_folder, no_progress_bars
 from fastweights.training.loop.files import atomic_folder
+from fastweights.training.loop.report import Reporter, WorkDone
 
 FILES = {".onnx": "an ONNX graph", ".pt2": "a package of compiled programs"}
 """What is written as a file, by how its name ends."""
@@ -36,7 +45,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
         _require_own_tokenizer(source, chosen.out)
         _require_tools(chosen.out)
     with no_progress_bars():
-        model = load_as_own(source, torch.device("cpu"))
+        model = _load(source)
         if chosen.out.suffix in FILES:
             _write_file(model, source, chosen, console)
         else:
@@ -66,13 +75,26 @@ def _require_fitting(chosen: Namespace) -> None:
 
 def _require_exported(chosen: Namespace, config: Any) -> None:
     """Raise for a model that is not exported, before its weights are read."""
-    if config.model_type.startswith(PREFIX):
+    if chosen.out.suffix in FILES:
+        if _is_linearized(config):
+            require_graph(config)
+    elif _is_linearized(config):
         raise ValueError(
-            f"{chosen.checkpoint} is a {config.model_type}, which is not exported; serve it as it"
-            " is, by `fastweights transformers serve` or vLLM, or export its softmax model"
+            f"{chosen.checkpoint} is a {config.model_type}, which transformers reads as it is; give"
+            f" a file that ends in {' or '.join(FILES)}, or export the softmax model that it was"
+            " made from"
         )
-    if chosen.out.suffix not in FILES and isinstance(config, FastWeightsConfig):
+    elif isinstance(config, FastWeightsConfig):
         require_family(config, chosen.family)
+
+
+def _is_linearized(config: Any) -> bool:
+    return config.model_type.startswith(PREFIX)
+
+
+def _load(source: str | Path) -> Any:
+    load = load_weights if _is_linearized(load_config(source)) else load_as_own
+    return load(source, torch.device("cpu"))
 
 
 def _require_own_tokenizer(source: Path, out: Path) -> None:
@@ -94,17 +116,16 @@ def _require_tools(out: Path) -> None:
         require_compiler()
 
 
-def _write_file(
-    model: FastWeightsForCausalLM, source: Path, chosen: Namespace, console: Console
-) -> None:
+def _write_file(model: Exported, source: Path, chosen: Namespace, console: Console) -> None:
     out = chosen.out.resolve()
     nearest = next(parent for parent in out.parents if parent.exists())
     with TemporaryDirectory(dir=nearest) as folder:
         written = Path(folder, out.name)
-        if out.suffix == ".pt2":
-            said = _write_package(model, written)
-        else:
-            said = _write_graph(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+        with reporter(console) as shown, tell_layers(model, shown):
+            if out.suffix == ".pt2":
+                said = _write_package(model, written)
+            else:
+                said = _write_graph(model, written, DOMAINS[chosen.domain or "com.microsoft"])
         for path in tokenizer_files(source):
             shutil.copyfile(path, Path(folder, path.name))
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -114,13 +135,37 @@ def _write_file(
     console.print(f"{chosen.out}, with {said}", soft_wrap=True)
 
 
-def _write_graph(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> str:
+@contextmanager
+def tell_layers(model: nn.Module, shown: Reporter) -> Iterator[None]:
+    """Tell a reporter of every layer of `model` that is traced, for the length of a block."""
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    layers, began = max(lists, key=len), time.monotonic()
+
+    def tell(number: int, *_: object) -> None:
+        nonlocal began
+        if torch.compiler.is_compiling():
+            began = began if number else time.monotonic()
+            seconds = time.monotonic() - began
+            shown.phase(WorkDone("tracing layers", number, len(layers), seconds))
+
+    hooks = [
+        layer.register_forward_pre_hook(partial(tell, number))
+        for number, layer in enumerate(layers)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _write_graph(model: Exported, out: Path, domain: Domain) -> str:
     counts = write_onnx(model, out, domain)
     nodes = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return nodes or "plain operators alone"
 
 
-def _write_package(model: FastWeightsForCausalLM, out: Path) -> str:
+def _write_package(model: Exported, out: Path) -> str:
     write_package(model, out)
     return "prefill and decode, compiled for this machine's processor"
 

@@ -17,9 +17,8 @@ from fastweights.engines.exported.chunks import LoopedChunks, Step
 from fastweights.engines.exported.comparison import Call, EngineComparison
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex, unguarded
-from fastweights.engines.exported.program import DecodingProgram, Start
+from fastweights.engines.exported.program import DecodingProgram, Exported, Start
 from fastweights.methods import Method
-from fastweights.models import FastWeightsForCausalLM
 from fastweights.recurrence.base import CHUNK
 
 PROMPT = 2 * CHUNK + 5
@@ -30,7 +29,7 @@ DESCRIPTION = "fastweights"
 """The key of a program's metadata under which its description is, as JSON."""
 
 
-def export_programs(model: FastWeightsForCausalLM) -> dict[str, ExportedProgram]:
+def export_programs(model: Exported) -> dict[str, ExportedProgram]:
     """A model as graphs of torch.export.
 
     ``start`` is a function of ``input_ids [b t]`` alone, and returns the states before the first
@@ -65,7 +64,7 @@ def _trace(program: DecodingProgram, method: Method, tokens: int) -> ExportedPro
     return program.trace_in_pairs(traced, tokens) if is_complex(traced) else traced
 
 
-def write_package(model: FastWeightsForCausalLM, out: Path) -> None:
+def write_package(model: Exported, out: Path) -> None:
     """Write the programs of `export_programs`, compiled for this machine, as one package.
 
     ``torch._inductor.package.load_package(out, "prefill")``, ``"decode"`` and ``"start"`` load
@@ -110,7 +109,7 @@ def read_by(programs: Mapping[str, Callable[..., Any]]) -> Call:
     return call
 
 
-def require_equal(model: FastWeightsForCausalLM, package: Path) -> None:
+def require_equal(model: Exported, package: Path) -> None:
     """Raise ExportError where the compiled programs are not the model."""
     from torch._inductor.package.package import load_package
 

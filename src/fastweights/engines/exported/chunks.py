@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fastweights.engines.exported.steps import Pieces, loop, with_loops
 from fastweights.methods import Method
-from fastweights.recurrence import DPLR, LongConvolution, Recurrence, Substeps
+from fastweights.recurrence import DPLR, LongConvolution, Recurrence, Substeps, WindowedLinear
 from fastweights.recurrence.base import CHUNK
 from fastweights.recurrence.cached import CacheRule
-from fastweights.recurrence.streams import State
+from fastweights.recurrence.head_groups import HeadGroups
+from fastweights.recurrence.mapped import Mapped
+from fastweights.recurrence.streams import State, state_parts
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,25 @@ class LoopedChunks(Method):
     def _evaluate(self, recurrence: Recurrence, state: State, lengths: Any) -> tuple[Tensor, State]:
         if isinstance(recurrence, CacheRule) and recurrence.span is None:
             return recurrence.chunk(state)  # type: ignore[arg-type]
-        if isinstance(recurrence, Substeps):
+        if isinstance(recurrence, Substeps | HeadGroups):
             return recurrence.evaluate_with(partial(self._evaluate, lengths=lengths), state)  # type: ignore[arg-type]
+        if isinstance(recurrence, WindowedLinear) and isinstance(recurrence.fk, Mapped):
+            return self._with_features(recurrence, state, lengths)
         if isinstance(recurrence, DPLR) and recurrence.accumulator.is_complex:
             return _loop(recurrence, state, 1, DPLR.step, lengths)
         if isinstance(recurrence, LongConvolution):
             return _loop(recurrence, state, self.size, LongConvolution.step, lengths)
         return _loop(with_loops(recurrence), state, self.size, type(recurrence).chunk, lengths)
+
+    def _with_features(
+        self, recurrence: WindowedLinear, state: State, lengths: Any
+    ) -> tuple[Tensor, State]:
+        """A loop over features that are made before it, also of the keys in the state."""
+        keys, values, nothing, *memory = state_parts(state)
+        before = (keys, values, recurrence.cached_features(keys, nothing), *memory)
+        o, after = _loop(recurrence, before, self.size, WindowedLinear.chunk, lengths)
+        keys, values, _, *memory = state_parts(after)
+        return o, (keys, values, nothing, *memory)
 
 
 @dataclass(frozen=True)

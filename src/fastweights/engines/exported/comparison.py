@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastweights.engines.exported.program import DecodingProgram
+from fastweights.engines.exported.program import DecodingProgram, Exported
 from fastweights.generate import Decoder
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
@@ -57,7 +57,7 @@ class EngineComparison:
     rounds: int = 5
 
     @torch.no_grad()
-    def compare(self, model: FastWeightsForCausalLM, call: Call) -> Compared:
+    def compare(self, model: Exported, call: Call) -> Compared:
         """What is found of an engine that reads tokens by `call`."""
         ids, states = self._tokens(model), DecodingProgram(model).layout.empty()
         both = zip(*self._speeds(model, call, ids, states), strict=True)
@@ -65,18 +65,18 @@ class EngineComparison:
         return Compared(self.error(model, call), *speeds)
 
     @torch.no_grad()
-    def error(self, model: FastWeightsForCausalLM, call: Call) -> float:
+    def error(self, model: Exported, call: Call) -> float:
         """The largest difference of a logit, relative to the largest logit."""
         ids, states = self._tokens(model), DecodingProgram(model).layout.empty()
         ours = model(input_ids=ids, use_cache=False).logits
         theirs = torch.cat(list(self._read(call, ids, states)), 1)
         return float((theirs - ours).abs().max() / ours.abs().max())
 
-    def _tokens(self, model: FastWeightsForCausalLM) -> Tensor:
+    def _tokens(self, model: Exported) -> Tensor:
         drawn = torch.Generator().manual_seed(0)
         shape = (1, self.prompt + self.decoded)
         ids = torch.randint(model.config.vocab_size, shape, generator=drawn)
-        return ids.to(model.lm_head.weight.device)
+        return ids.to(model.device)
 
     def _pieces(self, ids: Tensor) -> list[Tensor]:
         return [ids[:, : self.prompt], *ids[:, self.prompt :].split(1, 1)]
@@ -88,7 +88,7 @@ class EngineComparison:
             yield logits
 
     def _speeds(
-        self, model: FastWeightsForCausalLM, call: Call, ids: Tensor, states: list[Any]
+        self, model: Exported, call: Call, ids: Tensor, states: list[Any]
     ) -> Iterator[tuple[Speed, Speed]]:
         """The engine's and ours, in every round."""
         for _ in range(self.rounds):

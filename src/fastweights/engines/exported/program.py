@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from fastweights.engines.exported.linearized import LinearizedStates
 from fastweights.engines.exported.pairs import InPairs
-from fastweights.engines.exported.states import StateLayout, tensors_of
+from fastweights.engines.exported.states import OwnStates, StateLayout
+from fastweights.linearize.convert.model_classes import LinearizedModel
 from fastweights.methods import Method
-from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.models.cache_names import cache_argument
-from fastweights.models.methods import use_method
+from fastweights.models import FastWeightsForCausalLM
+
+Exported = FastWeightsForCausalLM | LinearizedModel
+"""What is exported."""
 
 BATCH, TOKENS, CACHED = 2, 5, 3
 """Lengths of the tensors that graphs are traced with; no two are equal, and none is 1."""
@@ -27,45 +30,48 @@ class DecodingProgram(nn.Module):
         layout: what the states are
     """
 
-    def __init__(self, model: FastWeightsForCausalLM) -> None:
+    def __init__(self, model: Exported) -> None:
         """
         Args:
             model: it stays as it is, but needs gradients no more
 
         Raises:
-            TypeError: for a model that is not one of ours
+            TypeError: for a model that is neither one of ours nor a linearized one
             ValueError: for one in training
+            ExportError: for a linearized one with layers that keep more than graphs hold
         """
         super().__init__()
-        if not isinstance(model, FastWeightsForCausalLM):
+        own = isinstance(model, FastWeightsForCausalLM)
+        if not own and not isinstance(model, LinearizedModel):
             raise TypeError(
                 f"a {type(model).__name__} is not exported; pass a FastWeightsForCausalLM, such as"
-                " one that fastweights.import_model makes of a model of transformers"
+                " one that fastweights.import_model makes of a model of transformers, or a"
+                " linearized model"
             )
         if model.training:
             raise ValueError("the model is in training; call model.eval() before it is exported")
         self.model = model.requires_grad_(False)
-        self.layout = StateLayout(model)
+        self.layout: StateLayout = OwnStates(model) if own else LinearizedStates(model)
 
     def forward(self, input_ids: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        cache, model = FastWeightsCache(), self.model
-        cache.advance(self.layout.states(past), 0)
-        output: Any = model(input_ids=input_ids, use_cache=True, **cache_argument(cache))
+        model, tokens = self.model, input_ids.shape[1]
+        given = self.layout.arguments(past, tokens)
+        output: Any = model(input_ids=input_ids, use_cache=True, **given)
         # compiled programs take states in the layout in which they were traced
-        after = (state.contiguous() for state in tensors_of(cache.states))
+        after = (state.contiguous() for state in self.layout.after(given, past, tokens))
         return output.logits, *after
 
     def examples(self, tokens: int) -> tuple[Tensor, ...]:
         """Inputs to trace with."""
-        device = self.model.lm_head.weight.device
-        ids = torch.zeros(BATCH, tokens, dtype=torch.long, device=device)
+        ids = torch.zeros(BATCH, tokens, dtype=torch.long, device=self.model.device)
         return ids, *self.layout.empty(BATCH, CACHED)
 
     def description(self) -> dict[str, Any]:
         """What a reader of its graphs has to know, as JSON: of every state what it is, and its
         shape before the first token, of one sequence.
         """
-        config, states = self.model.config, self.layout.tensors
+        config: Any = self.model.config.get_text_config(decoder=True)
+        states = self.layout.tensors
         return {
             "vocab_size": config.vocab_size,
             "eos_token_id": config.eos_token_id,
@@ -81,7 +87,7 @@ class DecodingProgram(nn.Module):
             method: evaluates recurrences by what a graph holds
             tokens: 1 for a graph of single tokens, else one of any number
         """
-        with use_method(self.model, method):
+        with self.layout.use_method(method):
             return self._export(self, tokens)
 
     def trace_in_pairs(self, traced: ExportedProgram, tokens: int) -> ExportedProgram:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from fastweights.methods import Auto, Method
 from fastweights.mixer import LayerState, MixerState, SumState
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
-from fastweights.models.cache_names import cache_argument
+from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.models.methods import use_method
 from fastweights.recurrence import NoFiniteFormError, Recurrence
 from fastweights.recurrence.streams import State, state_parts
@@ -57,7 +58,7 @@ class _Noting(Method):
         return Auto().evaluate(recurrence, state)
 
 
-class StateLayout:
+class StateLayout(ABC):
     """Which tensors a model remembers, in the order in which its programs take them.
 
     The first is the position ``[b]``, how many tokens are before, which all layers share.
@@ -66,13 +67,55 @@ class StateLayout:
         tensors: what they are
     """
 
+    tensors: tuple[StateTensor, ...]
+
+    @abstractmethod
+    def arguments(self, tensors: Sequence[Tensor], tokens: int) -> dict[str, Any]:
+        """What the model is called with beside ids of so many tokens behind these tensors: their
+        cache, by the name `CACHE`, and whatever else it has to know.
+        """
+
+    @abstractmethod
+    def after(
+        self, given: Mapping[str, Any], tensors: Sequence[Tensor], tokens: int
+    ) -> list[Tensor]:
+        """The tensors after such a call, which was `given` what `arguments` returned."""
+
+    @abstractmethod
+    def use_method(self, method: Method) -> AbstractContextManager[None]:
+        """Evaluate the model's recurrences by `method`, for the length of a block."""
+
+    def empty(self, batch: int = 1, cached: int = 0) -> list[Tensor]:
+        """Zeros, the states of so many sequences before their first token.
+
+        Args:
+            batch: the number of sequences
+            cached: the length of those that grow
+        """
+        return [known.zeros(batch, cached) for known in self.tensors]
+
+    def restore(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Every tensor but the position, complex where the model has complex numbers.
+
+        One that is not zero before the first token is taken as it is then wherever the position is
+        0, so that zeros are the empty state of every model.
+        """
+        position, *parts = tensors
+        for part, state in zip(parts, self.tensors[1:], strict=True):
+            yield _restored(part, state, position)
+
+
+class OwnStates(StateLayout):
+    """Those of a model of this library."""
+
     def __init__(self, model: FastWeightsForCausalLM) -> None:
         """
         Args:
             model: in evaluation mode; it reads one token
         """
+        self.model = model
         noting, cache = _Noting(), FastWeightsCache()
-        device = model.lm_head.weight.device
+        device = model.device
         with torch.no_grad(), use_method(model, noting):
             token = torch.zeros(1, 1, dtype=torch.long, device=device)
             model(input_ids=token, use_cache=True, **cache_argument(cache))
@@ -86,28 +129,26 @@ class StateLayout:
         self.tensors = tuple(found)
 
     def states(self, tensors: Sequence[Tensor]) -> tuple[LayerState, ...]:
-        """The states of all layers from their tensors.
+        """The states of all layers from their tensors."""
+        rest = self.restore(tensors)
+        return tuple(_rebuilt(state, tensors[0], rest) for state in self._template)
 
-        A tensor that is not zero before the first token is taken as it is then wherever the
-        position is 0, so that zeros are the empty state of every model.
-        """
-        position, *parts = tensors
-        known = zip(parts, self.tensors[1:], strict=True)
-        rest = iter([_restored(part, state, position) for part, state in known])
-        return tuple(_rebuilt(state, position, rest) for state in self._template)
+    def arguments(self, tensors: Sequence[Tensor], tokens: int) -> dict[str, Any]:
+        cache = FastWeightsCache()
+        cache.advance(self.states(tensors), 0)
+        return cache_argument(cache)
 
-    def empty(self, batch: int = 1, cached: int = 0) -> list[Tensor]:
-        """Zeros, the states of so many sequences before their first token.
+    def after(
+        self, given: Mapping[str, Any], tensors: Sequence[Tensor], tokens: int
+    ) -> list[Tensor]:
+        return tensors_of(given[CACHE].states)
 
-        Args:
-            batch: the number of sequences
-            cached: the length of those that grow
-        """
-        return [known.zeros(batch, cached) for known in self.tensors]
+    def use_method(self, method: Method) -> AbstractContextManager[None]:
+        return use_method(self.model, method)
 
 
 def tensors_of(states: Sequence[LayerState]) -> list[Tensor]:
-    """The tensors of all layers' states, in the order of a `StateLayout`; complex ones as pairs of
+    """The tensors of all layers' states, in the order of `OwnStates`; complex ones as pairs of
     numbers, on a last axis of their own.
     """
     mixers = list(_mixer_states(states))

@@ -12,6 +12,7 @@ from torch._higher_order_ops.scan import scan_op
 
 from fastweights.methods import Method
 from fastweights.recurrence import Recurrence, Softmax, Substeps, WindowedLinear
+from fastweights.recurrence.head_groups import HeadGroups
 from fastweights.recurrence.solvers import Chebyshev, ConjugateGradient, Parts, Solver
 from fastweights.recurrence.streams import State, pack_state, state_parts
 
@@ -26,7 +27,7 @@ class Steps(Method):
     def evaluate(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         if isinstance(recurrence, Softmax | WindowedLinear):
             return recurrence.chunk(state)  # type: ignore[arg-type]
-        if isinstance(recurrence, Substeps):
+        if isinstance(recurrence, Substeps | HeadGroups):
             return recurrence.evaluate_with(self.evaluate, state)  # type: ignore[arg-type]
         return loop_steps(with_loops(recurrence), state)
 
@@ -72,7 +73,7 @@ def loop(
     recurrence.map_streams(lambda s: streams.append(s) or s)
     timed = [i for i, s in enumerate(streams) if s.shape[1] != 1]
     fixed = [i for i, s in enumerate(streams) if s.shape[1] == 1]
-    before = [part.clone() for part in state_parts(state)]
+    before = _copies(state_parts(state))
 
     def once(*given: Any) -> list[Tensor]:
         carried, rest = given[: len(before)], given[len(before) :]
@@ -80,7 +81,7 @@ def loop(
         named |= dict(zip(fixed, rest[len(timed) :], strict=False))
         parts = (named[i] for i in range(len(streams)))
         o, after = evaluate(recurrence.map_streams(lambda _: next(parts)), pack_state(carried))
-        return [*(part.clone() for part in state_parts(after)), pieces.join(o).clone()]
+        return _copies((*state_parts(after), pieces.join(o)))
 
     over_time = [pieces.cut(streams[i]) for i in timed]
     others = (*(streams[i].clone() for i in fixed), *lengths)

@@ -12,15 +12,14 @@ from torch.export import ExportedProgram
 
 from fastweights.engines.exported.errors import ExportError, quietly, reason_of
 from fastweights.engines.exported.pairs import is_complex
-from fastweights.engines.exported.program import TOKENS, DecodingProgram
+from fastweights.engines.exported.program import TOKENS, DecodingProgram, Exported
 from fastweights.engines.exported.states import StateLayout
 from fastweights.engines.onnx.domains import Domain, translations
 from fastweights.engines.onnx.nodes import Nodes, convolution_node
 from fastweights.kernels.table import added
-from fastweights.models import FastWeightsForCausalLM
 
 
-def write_onnx(model: FastWeightsForCausalLM, out: Path, domain: Domain) -> dict[str, int]:
+def write_onnx(model: Exported, out: Path, domain: Domain) -> dict[str, int]:
     """Write a model as an ONNX graph.
 
     The graph reads any number b of sequences and t ≥ 1 of tokens. Its inputs are ``input_ids``

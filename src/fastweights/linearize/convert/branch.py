@@ -20,7 +20,7 @@ from fastweights.linearize.convert.convolution import (
     convolve_queries_and_keys,
 )
 from fastweights.linearize.convert.past import Past, PastReader, ProjectedTokens
-from fastweights.methods import advance, begin, evaluate
+from fastweights.methods import Auto, Method, advance, begin, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
 from fastweights.recurrence.streams import disable_autocast, pack_state, state_parts
@@ -45,9 +45,11 @@ class LinearBranch(nn.Module, ABC):
 
     Attributes:
         past_heads: Which key heads of what `reader` has kept are its own.
+        method: Evaluates its recurrence.
     """
 
     past_heads: list[int] | slice = slice(None)
+    method: Method = Auto()
 
     def __init__(self, attention: AttentionLayer, config: LinearAttentionConfig) -> None:
         super().__init__()
@@ -132,7 +134,7 @@ class LinearBranch(nn.Module, ABC):
         record = self.record(q, k, v, keep, segments, self._split(kept)[1])
         record = record if replacement is None else replacement(record)
         if memory is None:
-            o, _ = evaluate(record)
+            o, _ = evaluate(record, method=self.method)
             return self.read(o).to(v.dtype)
         tokens = self._with_inputs(record, q, k, keep, segments)
         if not memory.records:
@@ -252,7 +254,7 @@ class LinearBranch(nn.Module, ABC):
         own, past = self._split(kept)
         record = tokens if isinstance(tokens, Recurrence) else tokens.record
         before = None if own is None else self.from_cache(own, record, past)
-        o, state = evaluate(record, before)
+        o, state = evaluate(record, before, self.method)
         return o, (*self.to_cache(state), *self._past_after(past, tokens))
 
     def read(self, o: Output) -> Output:

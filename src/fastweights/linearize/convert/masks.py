@@ -122,5 +122,6 @@ def make_masks(
         device=device,
         **options,
     )
-    sizes = {"b": batch_size, "t": q_length, "offset": int(q_offset), "device": device}
+    offset = int(q_offset) if isinstance(q_offset, Tensor) else q_offset
+    sizes = {"b": batch_size, "t": q_length, "offset": offset, "device": device}
     return ForwardMasks(build, mask_function, attention_mask, allow_is_causal_skip, **sizes)

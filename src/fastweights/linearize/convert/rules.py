@@ -28,7 +28,7 @@ from fastweights.linearize.convert.past import Past
 from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
 from fastweights.recurrence.base import written_streams
-from fastweights.recurrence.streams import disable_autocast
+from fastweights.recurrence.streams import at_most, disable_autocast
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.shapes import Mask
 
@@ -153,13 +153,14 @@ class RuleBranch(LinearBranch):
             return super().from_cache(kept, record, past)
         keys, values, *memory, age = kept
         # no more of them can leave the window, and the oldest do
-        first = min(self.config.sinks + len(record), keys.shape[2])
+        first = at_most(keys.shape[2], self.config.sinks + record.shape[1])
         k, v = (s[:, :, :first].transpose(1, 2) for s in (keys, values))
+        (b, *_, width), heads = k.shape, self.attention.heads
         with disable_autocast(k.device):
-            rule = self.rule(k.new_zeros(len(k), 1, self.attention.heads, k.shape[3]), k, v)
-        missing = keys.shape[2] - first
+            rule = self.rule(k.new_zeros(b, 1, heads, width), k, v)
+        room = (0, 0, 0, keys.shape[2] - first)
         written = (
-            F.pad(s.expand(len(k), first, rule.shape[2], -1).transpose(1, 2), (0, 0, 0, missing))
+            F.pad(s.expand(b, first, rule.shape[2], -1).transpose(1, 2), room)
             for s in written_streams(rule)
         )
         return keys, values, *written, *memory, age

@@ -19,7 +19,7 @@ from fastweights.linearize.convert.branch import WindowedBranch
 from fastweights.linearize.convert.past import Past, ProjectedTokens
 from fastweights.recurrence import State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
-from fastweights.recurrence.streams import disable_autocast, find_segment_starts
+from fastweights.recurrence.streams import at_most, disable_autocast, find_segment_starts
 from fastweights.recurrence.windowed import soft_cap
 from fastweights.shapes import Mask, Segments
 
@@ -42,7 +42,7 @@ class DocumentPlaces(NamedTuple):
     @classmethod
     def of(cls, count: Tensor, t: int, keep: Mask | None, segments: Segments | None) -> Self:
         """Of `t` tokens after `count` others ``[b]`` of a document."""
-        kept = count.new_ones(len(count), t, dtype=torch.bool) if keep is None else keep
+        kept = count.new_ones(count.shape[0], t, dtype=torch.bool) if keep is None else keep
         position = kept.cumsum(1)
         before, document = -count[:, None].expand_as(position), torch.zeros_like(position)
         if segments is not None:
@@ -61,7 +61,7 @@ class DocumentPlaces(NamedTuple):
         slot = torch.where(is_sink, self.document * sinks + self.rank, room)
         cached = torch.arange(room + 1, device=slot.device) % max(sinks, 1)
         own = torch.arange(sinks, sinks + slot.shape[1], device=slot.device)
-        table = cached.expand(len(slot), -1).scatter(1, slot, own.expand_as(slot))
+        table = cached.expand(slot.shape[0], -1).scatter(1, slot, own.expand_as(slot))
         return table[:, :room].unflatten(1, (self.documents, sinks))
 
 
@@ -93,7 +93,7 @@ class SinkReader:
         keys, count = past
         if tokens.keep is None and tokens.segments is None and at_least(count, self.sinks):
             return keys, count + len(tokens)
-        places = DocumentPlaces.of(count, len(tokens), tokens.keep, tokens.segments)
+        places = DocumentPlaces.of(count, tokens.inputs.shape[1], tokens.keep, tokens.segments)
         last = places.document[:, -1, None, None].expand(-1, 1, self.sinks)
         index = places.first(self.sinks).gather(1, last)
         there = torch.arange(self.sinks, device=count.device) < places.count[:, None]
@@ -120,7 +120,7 @@ class SinkReader:
 
 def _take(keys: Tensor, index: Tensor) -> Tensor:
     """The keys ``[b s g k]`` at ``[b t m]``, ``[b t m g k]``."""
-    first = len(keys[0]) * torch.arange(len(keys), device=keys.device)
+    first = keys.shape[1] * torch.arange(keys.shape[0], device=keys.device)
     rows = (index + first[:, None, None]).flatten()
     return keys.flatten(0, 1).index_select(0, rows).unflatten(0, index.shape)
 
@@ -230,7 +230,7 @@ class SinkBranch(WindowedBranch):
         if isinstance(record.fk, Mapped):
             return keys, values, nothing, memory, age
         # no more of them can leave the window, and the oldest do
-        first, (_, count) = min(len(record), keys.shape[2]), past
+        first, (_, count) = at_most(keys.shape[2], record.shape[1]), past
         with disable_autocast(keys.device):
             mapped = self.phi_k(keys[:, :, :first].transpose(1, 2))
         if self._have_left(count):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastweights.analysis.profile import CapturedRecords
 from fastweights.linearize.convert.attention import aligned_layers, attend_all
+from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.modes import AttentionCall, Student
 from fastweights.recurrence import Recurrence
 from fastweights.shapes import Output
@@ -20,8 +21,13 @@ class _RecordingStudent(Student):
         self.found: dict[int, tuple[str, Recurrence]] = {}
 
     def attend(self, call: AttentionCall) -> Output:
-        self.found[call.layer] = type(call.branch).__name__, call.record()
+        self.found[call.layer] = _name(call.branch.config), call.record()
         return super().attend(call)
+
+
+def _name(config: LinearAttentionConfig) -> str:
+    """The rule that takes softmax's place, or the features of the windowed one."""
+    return config.features if config.rule == "windowed" else config.rule
 
 
 def branch_records(model: Any, ids: Tensor) -> CapturedRecords:

@@ -320,7 +320,7 @@ def _losses(stages: Sequence[str], run: Path, out: Path) -> str:
         if layers:
             _draw_by_layer(place, name, rows, layers)
         else:
-            _draw_adaptation(place, name, rows)
+            plot_adaptation(place, name, rows)
         last += [
             {"stage": name, "layer": _number(key), "last loss": _curve(rows, key)[1][-1].item()}
             for key in layers
@@ -350,18 +350,19 @@ def _draw_by_layer(
     legend(axes)
 
 
-def _draw_adaptation(axes: Axes, name: str, rows: Sequence[Mapping[str, float]]) -> None:
-    """The loss in training and on held-out text."""
-    for place, (key, text) in enumerate({"loss": "training", "val_loss": "validation"}.items()):
-        axes.plot(
-            *_curve(rows, key),
-            color=PALETTE[place],
-            linewidth=1.2,
-            marker="." * place,
-            label=text,
-        )
-    label(axes, name, "step", "nats / token")
-    legend(axes)
+def plot_adaptation(axes: Axes, name: str, rows: Sequence[Mapping[str, float]]) -> None:
+    """The loss in training, and the cross-entropy of held-out text on an axis of its own: what is
+    trained may be a distance from softmax.
+    """
+    held_out = axes.twinx()
+    held_out.spines[["top", "left"]].set_visible(False)
+    held_out.tick_params(labelsize=8)
+    held_out.grid(visible=False)
+    sides = {"loss": (axes, "loss in training"), "val_loss": (held_out, "nats / token, held-out")}
+    for color, (key, (side, text)) in zip(PALETTE, sides.items(), strict=False):
+        side.plot(*_curve(rows, key), color=color, linewidth=1.2, marker=".")
+        label(side, name if side is axes else "", "step", text)
+        side.yaxis.label.set_color(color)
 
 
 def read_curve(out: Path) -> list[MetricsRow]:

@@ -232,11 +232,16 @@ def model_source(source: str | Path) -> str:
         source: A folder of a run, a checkpoint or a model, a GGUF file, or a name on the hub.
 
     Raises:
-        CheckpointError: If there is no model in the folder, or none in the file that can be read.
+        CheckpointError: If there is no model in the folder, or none in the file that can be read;
+            or if there is no such folder, and no name on the hub is like that.
         ValueError: If there is no such GGUF file, or nothing to read it with.
     """
     path = Path(source)
-    return str(model_folder(path)) if is_gguf(path) or path.exists() else str(source)
+    if is_gguf(path) or path.exists():
+        return str(model_folder(path))
+    if path.is_absolute() or len(path.parts) > 2 or ".." in path.parts:
+        raise CheckpointError(f"no model at {str(source)!r}: there is no such folder or file")
+    return str(source)
 
 
 def model_folder(path: Path) -> Path:
