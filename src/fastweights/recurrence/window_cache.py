@@ -103,7 +103,8 @@ def keep_tokens(cache: KeptTokens, sink: Tensor, sinks: int, window: int) -> Kep
     keys, values, *written = (
         torch.where(there[..., None, None], take_tokens(s, chosen), 0) for s in tokens
     )
-    return KeptTokens(*swap_time_and_heads((keys, values)), tuple(written), age)
+    keys, values = swap_time_and_heads((keys, values))
+    return KeptTokens(keys, values, tuple(written), age)
 
 
 def ranks_in_documents(age: Tensor, time: Timeline, sinks: int, starts: Tensor | None) -> Tensor:
