@@ -228,6 +228,7 @@ def test_directions_forward_and_transforms_pass_through_matrices() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.usefixtures("routed")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")  # of torch 2.14
 def test_traces_have_torchs_own_product() -> None:
     layer, rows = Linear(300, 160).requires_grad_(requires_grad=False), drawn(200, 300)
     for example in (rows, rows[:1]):
