@@ -45,7 +45,7 @@ class LoopedChunks(Method):
             return recurrence.chunk(state)  # type: ignore[arg-type]
         if isinstance(recurrence, Substeps | HeadGroups):
             return recurrence.evaluate_with(partial(self._evaluate, lengths=lengths), state)  # type: ignore[arg-type]
-        if isinstance(recurrence, WindowedLinear) and isinstance(recurrence.fk, Mapped):
+        if isinstance(getattr(recurrence, "fk", None), Mapped):
             return self._with_features(recurrence, state, lengths)
         if isinstance(recurrence, DPLR) and recurrence.accumulator.is_complex:
             return _loop(recurrence, state, 1, DPLR.step, lengths)
@@ -53,9 +53,7 @@ class LoopedChunks(Method):
             return _loop(recurrence, state, self.size, LongConvolution.step, lengths)
         return _loop(with_loops(recurrence), state, self.size, type(recurrence).chunk, lengths)
 
-    def _with_features(
-        self, recurrence: WindowedLinear, state: State, lengths: Any
-    ) -> tuple[Tensor, State]:
+    def _with_features(self, recurrence: Any, state: State, lengths: Any) -> tuple[Tensor, State]:
         """A loop over features that are made before it, also of the keys in the state."""
         keys, values, nothing, *memory = state_parts(state)
         before = (keys, values, recurrence.cached_features(keys, nothing), *memory)
