@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,6 +125,19 @@ def evaluate(
         return recurrence.empty_output(), start
     with disable_autocast(recurrence.device):
         return method.evaluate(recurrence, start)
+
+
+@contextmanager
+def set_method(parts: Iterable[Any], method: Method) -> Iterator[None]:
+    """Let parts of a model that have a `method` evaluate by this one, for the length of a block."""
+    before = [(part, part.method) for part in parts]
+    try:
+        for part, _ in before:
+            part.method = method
+        yield
+    finally:
+        for part, own in before:
+            part.method = own
 
 
 @torch.no_grad()

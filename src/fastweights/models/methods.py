@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from fastweights.methods import Method
+from fastweights.methods import Method, set_method
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
 
 
@@ -32,11 +32,5 @@ def use_method(model: nn.Module, method: Method) -> Iterator[None]:
             f"a {type(model).__name__} has no FastWeightsForCausalLM in it; the method of other"
             " models cannot be chosen: pass `method` to a mixer's forward"
         )
-    before = [(trunk, trunk.method) for trunk in found]
-    try:
-        for trunk in found:
-            trunk.method = method
+    with set_method(found, method):
         yield
-    finally:
-        for trunk, own in before:
-            trunk.method = own

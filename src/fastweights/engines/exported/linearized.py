@@ -13,9 +13,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from fastweights.engines.exported.errors import ExportError
 from fastweights.engines.exported.states import StateLayout, StateTensor
 from fastweights.linearize import AttentionCall, StateLayer, Student, use_mode
-from fastweights.linearize.convert.attention import use_method
+from fastweights.linearize.convert.attention import branches
 from fastweights.linearize.convert.transformers_seams import cache_layer_names
-from fastweights.methods import Method
+from fastweights.methods import Method, set_method
 from fastweights.models.cache_names import CACHE, cache_argument
 from fastweights.shapes import Output
 
@@ -83,7 +83,7 @@ class LinearizedStates(StateLayout):
         return [tensors[0] + tokens, *(part for own in parts for part in own)]
 
     def use_method(self, method: Method) -> AbstractContextManager[None]:
-        return use_method(self.model, method)
+        return set_method(branches(self.model).values(), method)
 
     def _cached(self, tensors: Sequence[Tensor]) -> int:
         """The length of what grows; 0 if nothing does, as no mask reads it then."""

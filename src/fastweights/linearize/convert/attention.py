@@ -39,7 +39,6 @@ from fastweights.linearize.convert.transformers_seams import (
     register_attention,
     softmax_attention,
 )
-from fastweights.methods import Method
 
 
 def attend(
@@ -229,20 +228,6 @@ def use_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
         _multiply_by(model, Linear if all(old.constant for old in before) else nn.Linear)
         for layer, old in zip(layers, before, strict=True):
             layer.linear_mode = old
-
-
-@contextmanager
-def use_method(model: nn.Module, method: Method) -> Iterator[None]:
-    """Evaluate every branch of a linearized model by `method`, for the length of a block."""
-    found = branches(model).values()
-    before = [branch.method for branch in found]
-    try:
-        for branch in found:
-            branch.method = method
-        yield
-    finally:
-        for branch, own in zip(found, before, strict=True):
-            branch.method = own
 
 
 for _softmax in SOFTMAX:
