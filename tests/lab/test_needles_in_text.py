@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.cli import main
+from fastweights.cli.verbs import eval as verb
 from fastweights.errors import DataError
 from fastweights.lab.evals.needles import NeedleGrid, NeedleScores, draw, measure_needles
 from fastweights.train import Bytes
@@ -114,3 +116,16 @@ def test_the_command_looks_for_numbers(tmp_path: Path, capsys: pytest.CaptureFix
     assert np.shape(record["accuracy"]) == np.shape(record["nll"]) == (2, 2)
     assert (out / "needles.png").stat().st_size > 1000
     assert "100% deep" in capsys.readouterr().out
+
+
+def test_the_command_reads_no_more_of_a_text_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"This is {name}. " * 3)
+    monkeypatch.setattr(verb, "HAY_CHARACTERS", 1)
+    sources = [str(tmp_path / f"{name}.txt") for name in ("one", "two")]
+    assert verb._text_of(Namespace(text=sources, field=None)) == "This is one. " * 3
+    monkeypatch.undo()
+    whole = "This is one. " * 3 + "\n" + "This is two. " * 3 + "\n"
+    assert verb._text_of(Namespace(text=sources, field=None)) == whole

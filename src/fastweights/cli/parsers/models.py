@@ -281,8 +281,8 @@ class EvalNeedlesVerb(Verb, ModelsOptions, RecordsOptions, SeedOptions):
 
     Attributes:
         out: Folder that the results are written to.
-        text: Text whose sentences numbers are hidden among, $TEXT_SOURCES (default: RULER's five
-            short sentences, repeated).
+        text: Text whose sentences numbers are hidden among, as far as its first 16 million
+            characters: $TEXT_SOURCES (default: RULER's five short sentences, repeated).
         lengths: Tokens of a text with its question, ascending.
         depths: Number of places of a number, evenly from a text's beginning to its end.
         repeats: Numbers asked for at each length and depth.

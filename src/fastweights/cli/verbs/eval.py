@@ -16,10 +16,8 @@ from rich.table import Table
 from fastweights.cli.load import load_config, load_model
 from fastweights.cli.progress import reporter
 from fastweights.environment import require_package
+from fastweights.lab.evals import needles
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
-from fastweights.lab.evals.needles import NeedleGrid, NeedleScores
-from fastweights.lab.evals.needles import draw as draw_needles
-from fastweights.lab.evals.needles import measure_needles as find_needles
 from fastweights.lab.evals.score import Scores, score
 from fastweights.linearize.evaluate.logits import positions_of
 from fastweights.training.data.corpus import tokenize_sources
@@ -28,6 +26,8 @@ from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_
 from fastweights.training.loop.files import write_figure, write_json
 from fastweights.training.loop.report import Follow, follow
 
+HAY_CHARACTERS = 1 << 24
+"""Of a text that numbers are hidden among, the first ones, and the rest of their piece."""
 METRICS = ("accuracy", "accuracy_per_token", "accuracy_per_character", "nll")
 
 
@@ -125,25 +125,32 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
 
 def measure_needles(chosen: Namespace, console: Console) -> None:
     """How often hidden numbers are found, as tables and as a picture."""
-    grid = NeedleGrid(chosen.lengths, chosen.depths, chosen.repeats, chosen.seed)
+    grid = needles.NeedleGrid(chosen.lengths, chosen.depths, chosen.repeats, chosen.seed)
     text = None if chosen.text is None else _text_of(chosen)
-    scores = dict[str, NeedleScores]()
+    scores = dict[str, needles.NeedleScores]()
     for source in chosen.models:
         _say_positions(source, grid.lengths[-1], console)
         model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
         with _following(console, source) as follow:
-            one = scores[source] = find_needles(
+            one = scores[source] = needles.measure_needles(
                 model, tokenizer, grid, text, batch=chosen.batch, follow=follow
             )
         _write(chosen, source, one.record())
         console.print(_needle_table(source, one))
-    write_figure(chosen.out / "needles.png", draw_needles(scores))
+    write_figure(chosen.out / "needles.png", needles.draw(scores))
     _say_where(chosen, console)
 
 
 def _text_of(chosen: Namespace) -> str:
-    documents = read_documents(chosen.text, field=chosen.field)
-    return "\n".join("".join(piece.text for piece in document) for document in documents)
+    found, length = list[str](), 0
+    for document in read_documents(chosen.text, field=chosen.field):
+        for piece in document:
+            found.append(piece.text)
+            length += len(piece.text)
+            if length >= HAY_CHARACTERS:
+                return "".join(found)
+        found.append("\n")
+    return "".join(found)
 
 
 def _say_positions(source: str, length: int, console: Console) -> None:
@@ -151,12 +158,11 @@ def _say_positions(source: str, length: int, console: Console) -> None:
     if positions is not None and positions < length:
         console.print(
             f"{source} was made for {positions:,} positions: longer texts are beyond them",
-            markup=False,
             soft_wrap=True,
         )
 
 
-def _needle_table(source: str, scores: NeedleScores) -> Table:
+def _needle_table(source: str, scores: needles.NeedleScores) -> Table:
     depths = [f"{depth:.0%} deep" for depth in scores.grid.places]
     table = Table("tokens", *depths, "mean", title=source, box=box.SIMPLE_HEAD)
     for length, row in zip(scores.grid.lengths, scores.accuracy, strict=True):

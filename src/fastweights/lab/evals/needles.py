@@ -161,11 +161,11 @@ class _Hay:
     def hide(self, generator: np.random.Generator, length: int, depth: float) -> Ending:
         """A text of at most `length` tokens that ends in the question for a number."""
         hidden = HiddenNumber.draw(generator)
-        beside = self._tokens(_ending(hidden, [], depth, self.between))
+        beside = self._tokens(_whole(_ending(hidden, [], depth, self.between)))
         hay = self._take(int(generator.integers(len(self.sentences))), length - beside)
         while hay:
             ending = _ending(hidden, hay, depth, self.between)
-            if self._tokens(ending) <= length:
+            if self._tokens(_whole(ending)) <= length:
                 return ending
             hay.pop()
         raise ValueError(
@@ -178,17 +178,20 @@ class _Hay:
         taken = list[str]()
         while room > 0:
             sentence = self.sentences[(first + len(taken)) % len(self.sentences)]
-            room -= len(self.tokenizer.encode(self.between + sentence, add_special_tokens=False))
+            room -= self._tokens(self.between + sentence)
             taken.append(sentence)
         return taken
 
-    def _tokens(self, ending: Ending) -> int:
-        text = ending.context + ending.continuation
+    def _tokens(self, text: str) -> int:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _ending(hidden: HiddenNumber, hay: Sequence[str], depth: float, between: str) -> Ending:
     return Ending(hidden.hide(hay, depth, between).text, f" {hidden.number}")
+
+
+def _whole(ending: Ending) -> str:
+    return ending.context + ending.continuation
 
 
 def draw(scores: Mapping[str, NeedleScores]) -> Figure:
