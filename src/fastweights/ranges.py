@@ -88,6 +88,11 @@ SEQUENCE_LENGTH = Range(
     True,
     lambda n: 2 <= n < _LIMIT,
 )
+DEPTHS = Range(
+    "2 or more, a whole number below 2^63, for the beginning and the end",
+    True,
+    lambda n: 2 <= n < _LIMIT,
+)
 POSITIVE_NUMBER = Range("above 0 and finite", False, lambda x: x > 0)
 NON_NEGATIVE_NUMBER = Range("0 or more and finite", False, lambda x: x >= 0)
 FRACTION = Range("at least 0 and below 1", False, lambda x: 0 <= x < 1)

@@ -163,7 +163,9 @@ TABLE: dict[str, Row] = {
     "analyze --tokens": LENGTH,
     "bench decode --tokens": COUNT_OR_ZERO,
     "bench mesa --tokens": LENGTH,
-    "eval needles --depths": LENGTH,
+    "eval needles --depths": Row(
+        LENGTH.values, "does not fit; it must be 2 or more, a whole number below 2^63, for the beg"
+    ),
     "eval needles --lengths": COUNTS,
     "eval needles --repeats": COUNT,
     "eval perplexity --tokens": LENGTH,

@@ -68,6 +68,7 @@ class Number:
 Count = Annotated[int, Number(ranges.POSITIVE_INTEGER)]
 CountOrZero = Annotated[int, Number(ranges.NON_NEGATIVE_INTEGER)]
 Length = Annotated[int, Number(ranges.SEQUENCE_LENGTH)]
+Depths = Annotated[int, Number(ranges.DEPTHS)]
 Positive = Annotated[float, Number(ranges.POSITIVE_NUMBER)]
 NonNegative = Annotated[float, Number(ranges.NON_NEGATIVE_NUMBER)]
 Fraction = Annotated[float, Number(ranges.FRACTION)]

@@ -9,6 +9,7 @@ from fastweights.cli.argument_types import (
     Count,
     CountOrZero,
     Counts,
+    Depths,
     Given,
     Length,
     ModelName,
@@ -292,7 +293,7 @@ class EvalNeedlesVerb(Verb, ModelsOptions, RecordsOptions, SeedOptions):
     out: Place = Path("runs/eval/needles")
     text: Annotated[tuple[Given, ...] | None, "SOURCE"] = None
     lengths: Annotated[Counts, "N,N,…"] = NEEDLES["lengths"]
-    depths: Annotated[Length, "N"] = NEEDLES["depths"]
+    depths: Annotated[Depths, "N"] = NEEDLES["depths"]
     repeats: Annotated[Count, "N"] = NEEDLES["repeats"]
 
 

@@ -14,7 +14,7 @@ from fastweights.errors import DataError
 from fastweights.lab.evals.items import Ending
 from fastweights.lab.evals.score import score
 from fastweights.lab.tasks.needle import HAY, HiddenNumber
-from fastweights.ranges import POSITIVE_INTEGER, SEQUENCE_LENGTH
+from fastweights.ranges import DEPTHS, POSITIVE_INTEGER
 from fastweights.render.plots import HEAT, canvas, label
 from fastweights.training.loop.report import Follow, unfollowed
 
@@ -50,7 +50,7 @@ class NeedleGrid:
 
     def __post_init__(self) -> None:
         POSITIVE_INTEGER.require(repeats=self.repeats)
-        SEQUENCE_LENGTH.require(depths=self.depths)
+        DEPTHS.require(depths=self.depths)
         if not self.lengths or list(self.lengths) != sorted(set(self.lengths)):
             raise ValueError(
                 f"the lengths {self.lengths} do not ascend; name each once, the shortest first"
