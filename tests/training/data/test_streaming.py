@@ -24,12 +24,13 @@ from fastweights.training.data import blocks, writer
 from fastweights.training.data.blocks import AHEAD, is_writing
 from fastweights.training.data.corpus import Corpus, Text, read_corpus
 from fastweights.training.data.documents import DRAWN, Data
+from fastweights.training.data.folder import TextFolder
 from fastweights.training.data.index import read_journal
 from fastweights.training.data.windows import Windows
 from fastweights.training.loop.report import Reporter
 from fastweights.training.loop.seeds import random_seed_from
 from killable_runs import FORKS, kill_at, tiny
-from stored import ThreadWriter, store
+from stored import BYTES, ThreadWriter, store
 
 KILLED = -9
 LENGTH, BLOCK, SEED = 16, 300, 5
@@ -142,6 +143,21 @@ def test_no_more_is_written_than_is_needed(text, tmp_path):
             time.sleep(0.01)
         time.sleep(0.1)
         assert journal_of(tmp_path / "run") == expected
+
+
+@pytest.mark.usefixtures("threads")
+def test_reading_leaves_a_line_that_is_being_written(text, tmp_path):
+    """Another process, which asks for the tokenizer, sees half of what this one appends."""
+    corpus, run = store(text, tmp_path / "run"), tmp_path / "run"
+    ids(corpus, 0, 1500)
+    journal = run / "data" / "shards.jsonl"
+    *lines, last = journal.read_bytes().splitlines(keepends=True)
+    torn = b"".join(lines) + last[:10]
+    journal.write_bytes(torn)
+    _ = TextFolder(run, text, LENGTH, lambda: BYTES).tokenizer
+    assert journal.read_bytes() == torn
+    assert ids(store(text, run), 0, 1500) == ids(corpus, 0, 1500)
+    assert sorted(journal.read_bytes().splitlines(keepends=True)) == sorted([*lines, last])
 
 
 @pytest.mark.usefixtures("threads")

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from fastweights.errors import CheckpointError, DataError, Stopped
 from fastweights.training.data.documents import Batches, Span
 from fastweights.training.data.holdout import all_of
-from fastweights.training.data.index import JOURNAL, StoredTexts, open_shards, parse_journal
+from fastweights.training.data.index import JOURNAL, StoredTexts, open_shards, read_journal
 from fastweights.training.data.shards import MAPPED
 from fastweights.training.data.tokens import TokenText
 from fastweights.training.data.windows import Windows
@@ -52,7 +52,7 @@ class Journal:
         """What is written now."""
         there = (self.folder / JOURNAL).stat()
         if (seen := (there.st_ino, there.st_size)) != self._seen:
-            found = parse_journal(self.folder)
+            found = read_journal(self.folder)
             assert found is not None
             self._texts, self._seen = found, seen
         return self._texts

@@ -195,11 +195,10 @@ class TextFolder:
         self._wait_for_former(stop)
         texts = self._read_texts()
         begun = (None if texts is None else self._sound(texts, reporter)) or self._begin(reporter)
-        if begun != texts:
-            begin_journal(self.path, begun)
-        if set(begun.ended) == self.sources.names:
+        if begun == texts and set(begun.ended) == self.sources.names:
             self._tell_of_changes(begun, reporter)
             return None
+        begin_journal(self.path, begun)
         assert self.sources.stream is not None
         return Writer(
             WritingJob(str(self.path), self.texts, self.sources.field, self.sources.stream)

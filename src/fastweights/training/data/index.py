@@ -20,7 +20,7 @@ from fastweights.training.data.packing import Framing
 from fastweights.training.data.request import StoredSources
 from fastweights.training.data.shards import ShardRecord, Shards
 from fastweights.training.loop.files import write_json
-from fastweights.training.loop.json_lines import append_row, cut_torn_line, read_rows, write_rows
+from fastweights.training.loop.json_lines import append_row, read_rows, write_rows
 
 INDEX, JOURNAL, TOKENIZER = "index.json", "shards.jsonl", "tokenizer"
 
@@ -119,17 +119,8 @@ def add_end(folder: Path, text: str) -> None:
 
 
 def read_journal(folder: Path) -> StoredTexts | None:
-    """Read what ``shards.jsonl`` says is there; None if there is nothing yet.
-
-    Raises:
-        DataError: If it is damaged.
-    """
-    cut_torn_line(folder / JOURNAL)
-    return parse_journal(folder)
-
-
-def parse_journal(folder: Path) -> StoredTexts | None:
-    """Read the same without touching the file, which another process may be writing.
+    """Read what ``shards.jsonl`` says is there, also while another process appends to it; None if
+    there is nothing yet.
 
     Raises:
         DataError: If it is damaged.

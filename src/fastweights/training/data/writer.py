@@ -30,7 +30,7 @@ from fastweights.training.data.index import (
     add_end,
     add_shard,
     begin_journal,
-    parse_journal,
+    read_journal,
 )
 from fastweights.training.data.packing import encode_documents
 from fastweights.training.data.request import VALIDATION, describe, read_alike
@@ -127,7 +127,7 @@ def _ahead(text: str, block: int, wanted: Mapping[str, int]) -> int:
 
 
 def _journal(folder: Path) -> StoredTexts:
-    texts = parse_journal(folder)
+    texts = read_journal(folder)
     assert texts is not None
     return texts
 
