@@ -18,8 +18,9 @@ WITH_LOOPS = ["rwkv7", "s4"]
 def rows(*arguments: str) -> list[dict]:
     """Of benchmarks/engines.py, in a process without the type checker of the tests."""
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "benchmarks/engines.py", "onnx", "--out", f"{folder}/rows.json"]
-        done = subprocess.run([*command, *arguments], cwd=ROOT, check=True, capture_output=True)
+        command = [sys.executable, "benchmarks/engines.py", "onnx", *arguments]
+        out = ["--out", f"{folder}/rows.json"]
+        done = subprocess.run([*command, *out], cwd=ROOT, check=True, capture_output=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
