@@ -54,8 +54,10 @@ def contenders(folder: Path) -> dict[str, tuple[Model, Read]]:
         "imported": (ours, by_step),
         "imported, modules": (ours, by_modules),
         "imported, int8": (quantize(copy.deepcopy(ours)), by_step),
+        "imported, 4 bits": (quantize(copy.deepcopy(ours), 4), by_step),
         "linearized": (linear, by_step),
         "linearized, int8": (quantize(copy.deepcopy(linear)), by_step),
+        "linearized, 4 bits": (quantize(copy.deepcopy(linear), 4), by_step),
     }
 
 

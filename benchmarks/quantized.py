@@ -1,4 +1,4 @@
-"""Weights of bytes beside float32 on a CPU: perplexity, size and speed.
+"""Weights of 8 and 4 bits beside float32 on a CPU: perplexity, size and speed.
 
     pip install torchao==0.18.0    # for the comparison; left out where it is missing
     python benchmarks/quantized.py
@@ -53,7 +53,11 @@ def by_torchao(model: Model) -> Model:
     return model
 
 
-WAYS: dict[str, Callable[[Model], Model]] = {"float32": lambda model: model, "int8": quantize}
+WAYS: dict[str, Callable[[Model], Model]] = {
+    "float32": lambda model: model,
+    "int8": quantize,
+    "4 bits": partial(quantize, bits=4),
+}
 if find_spec("torchao"):
     WAYS["torchao int8"] = by_torchao
 

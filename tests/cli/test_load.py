@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from fastweights.cli import load, main
 from fastweights.cli.load import load_model
 from fastweights.errors import CheckpointError
-from fastweights.models import Int8Linear, quantize
+from fastweights.models import quantize
 from fastweights.training.data.tokenizers import Bytes
 from fastweights.training.language.perplexity import PositionLoss
 from fastweights.training.loop.checkpoint import save_model
@@ -131,19 +131,27 @@ def linearized(tmp_path) -> Path:
     return tmp_path / "l"
 
 
-def test_int8_is_asked_for_where_models_write(sound, linearized, monkeypatch, capsys):
-    quantized = []
-    monkeypatch.setattr(load, "quantize", lambda model: quantized.append(quantize(model)) or model)
+@pytest.mark.parametrize(("option", "bits"), [("--int8", 8), ("--int4", 4)])
+def test_rounding_is_asked_for_where_models_write(
+    option, bits, sound, linearized, monkeypatch, capsys
+):
+    asked = []
+    monkeypatch.setattr(load, "quantize", lambda *given: asked.append(given[1]) or quantize(*given))
     options = ["--tokens", "2", "--device", "cpu"]
     for words in (["generate", sound], ["linearize", "generate", linearized, "a prompt"]):
         command = [*map(str, words), *options]
         assert main(command) == 0
-        assert quantized == []
-        assert main([*command, "--int8"]) == 0
-        (model,) = quantized
-        assert any(isinstance(part, Int8Linear) for part in model.modules())
-        quantized.clear()
+        assert asked == []
+        assert main([*command, option]) == 0
+        assert asked == [bits]
+        asked.clear()
     assert capsys.readouterr().out.count("a prompt") == 2
+
+
+def test_two_ways_of_rounding_are_refused(sound, capsys):
+    words = ["--prompt", "a", "--tokens", "2", "--int8", "--int4"]
+    assert main(["generate", str(sound), *words]) == 2
+    assert "--int8 and --int4 both say how weights are rounded" in capsys.readouterr().err
 
 
 def test_int8_is_what_is_measured(sound, tmp_path):

@@ -38,7 +38,7 @@ CONVERSION += ["--validation-tokens", "64", "--until", "convert", *CPU]
 READING = ["--text", "TEXT", "--length", "16", "--tokens", "64"]
 VERBS: dict[str, list[str]] = {
     "generate": ["generate", "MODEL", "--prompt", "ab", "--tokens", "3"],
-    "generate int8": ["generate", "MODEL", "--prompt", "ab", "--tokens", "3", "--int8"],
+    "generate int4": ["generate", "MODEL", "--prompt", "ab", "--tokens", "3", "--int4"],
     "chat": ["chat", "MODEL", "--tokens", "3"],
     "eval perplexity": ["eval", "perplexity", "MODEL", *READING, "--out", "OUT"],
     "eval tasks": ["eval", "tasks", "MODEL", "--data", "OUT", "--tasks", "ITEMS", "--out", "OUT"],
@@ -101,7 +101,7 @@ REFUSALS = [
 REFUSED = {(one.verb, kind): one for one in REFUSALS for kind in one.kinds}
 NEEDS = {"export onnx": [pytest.mark.onnx], "export pt2": [pytest.mark.slow]}
 """Marks of verbs that take minutes or more packages, where they do something."""
-SECONDS = ("generate int8", "chat", "eval perplexity", "eval tasks", "check", "linearize", "train")
+SECONDS = ("generate int4", "chat", "eval perplexity", "eval tasks", "check", "linearize", "train")
 ALIKE = {*product(SECONDS, ("tuned", "tuned linear", "gguf")), ("linearize", "adapted")}
 """Pairs that do what another does, and take long together."""
 

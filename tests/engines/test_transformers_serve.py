@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cli.serving.model_manager import ModelManager
 
-from fastweights.engines.transformers.serve import serve_int8, serve_ours
+from fastweights.engines.transformers.serve import serve_ours, serve_rounded
 from fastweights.models import Int8Linear, quantize
 from fastweights.training.data.tokenizers import Bytes
 from pretrained import linear_llama, llama
@@ -81,8 +81,8 @@ def test_the_server_quantizes_what_it_loads(
 ) -> None:
     monkeypatch.setattr(ModelManager, "_load_model", ModelManager._load_model)
     serve_ours()
-    serve_int8()
-    serve_int8()
+    serve_rounded(8)
+    serve_rounded(8)
     manager = ModelManager(device="cpu")
     model, _ = manager.load_model_and_processor(f"{folders / name}@main")
     manager.loaded_models[f"{folders / name}@main"].delete_model()

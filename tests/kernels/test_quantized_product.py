@@ -1,4 +1,4 @@
-"""Products with weights of bytes are those of the floats that the bytes stand for."""
+"""Products with weights of bytes or half bytes are those of the floats that these stand for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fastweights import kernels
 from fastweights.kernels.native import library
-from fastweights.ops import QuantizedProduct, multiply_quantized
+from fastweights.ops import Int4Weight, Int8Weight, QuantizedProduct, multiply_quantized
+from fastweights.ops.quantized import GROUP, QuantizedWeight, round_in_groups
 
 ROWS, FLOATS = "quantized product of few rows (compiled)", "quantized product (torch)"
 compiled = pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
@@ -26,34 +27,84 @@ def codes(*shape: int) -> Tensor:
     return torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
 
 
-@compiled
-@pytest.mark.parametrize("kernel", [ROWS, FLOATS])
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 16), (67, 130), (300, 2049)])
-@pytest.mark.parametrize("biased", [False, True])
-def test_it_is_the_product(
-    kernel: str, rows: int, outputs: int, inputs: int, *, biased: bool
-) -> None:
-    x, weight, scale = drawn(rows, inputs), codes(outputs, inputs), drawn(outputs).abs()
-    bias = drawn(outputs) if biased else None
-    floats = weight.double() * scale.double()[:, None]
-    want = F.linear(x.double(), floats, None if bias is None else bias.double())
+def int8(outputs: int, inputs: int) -> Int8Weight:
+    return Int8Weight(codes(outputs, inputs), drawn(outputs).abs())
+
+
+def int4(outputs: int, inputs: int) -> Int4Weight:
+    return Int4Weight.of(drawn(outputs, inputs))
+
+
+def floats_of(weight: QuantizedWeight) -> Tensor:
+    return weight.rows(torch.arange(len(weight.codes)), torch.float64)
+
+
+def check(kernel: str, weight: QuantizedWeight, rows: int, *, biased: bool) -> None:
+    x, floats = drawn(rows, weight.inputs), floats_of(weight)
+    bias = drawn(len(floats)) if biased else None
+    read = round_in_groups(x) if isinstance(weight, Int4Weight) else x
+    want = F.linear(read.double(), floats, None if bias is None else bias.double())
     with kernels.only(kernel):
-        found = multiply_quantized(x, weight, scale, bias)
+        found = multiply_quantized(x, weight, bias)
     size = (x.double().norm(dim=-1, keepdim=True) * floats.norm(dim=-1)).clamp(min=1)
     assert found.dtype == torch.float32
     assert ((found - want).abs() / size).max() < 1e-6
 
 
+@compiled
+@pytest.mark.parametrize("kernel", [ROWS, FLOATS])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 16), (67, 130), (300, 2049)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_of_bytes(kernel: str, rows: int, outputs: int, inputs: int, *, biased: bool) -> None:
+    check(kernel, int8(outputs, inputs), rows, biased=biased)
+
+
+@compiled
+@pytest.mark.parametrize("kernel", [ROWS, FLOATS])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize(("outputs", "groups"), [(1, 1), (3, 2), (67, 9), (300, 65), (5, 130)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_of_half_bytes(kernel: str, rows: int, outputs: int, groups: int, *, biased: bool) -> None:
+    check(kernel, int4(outputs, GROUP * groups), rows, biased=biased)
+
+
+@compiled
+def test_scales_of_every_float16() -> None:
+    """Also negative, subnormal and the largest, as other programs' files may have them."""
+    scales = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    scales = scales[scales.isfinite()].view(-1, 2)
+    weight = Int4Weight(codes(len(scales), 32).view(torch.uint8), scales, scales.flip(0))
+    check(ROWS, weight, 1, biased=False)
+
+
+def test_numbers_of_four_bits_stay() -> None:
+    """What GGUF's Q4_1 holds, where a group has its least and its largest number."""
+    numbers = torch.randint(16, (7, 3, GROUP), generator=torch.Generator().manual_seed(0))
+    numbers[..., 3], numbers[..., 20] = 0, 15
+    weight = (numbers * torch.tensor([0.5, 0.03125, 2])[:, None] - 4).flatten(1)
+    assert torch.equal(floats_of(Int4Weight.of(weight)), weight.double())
+
+
+def test_a_group_is_rounded_to_the_nearest() -> None:
+    weight = drawn(9, 5 * GROUP)
+    weight[1], weight[2, :GROUP], weight[3] = 0, 1.5, weight[3] * 1e-6
+    stored = Int4Weight.of(weight)
+    scale = stored.scale.double().repeat_interleave(GROUP, 1)
+    # half a step, and what float16 rounds of the 15 steps and of the offset
+    offset = stored.offset.double().abs().repeat_interleave(GROUP, 1)
+    bound = scale / 2 + 16 * scale * 2**-11 + offset * 2**-11 + 16 * 2**-25
+    assert ((floats_of(stored) - weight).abs() <= bound).all()
+    assert torch.equal(floats_of(stored)[2, :GROUP], torch.full((GROUP,), 1.5).double())
+
+
 REFUSED: dict[str, Callable[[], QuantizedProduct]] = {
-    "more than 8 rows": lambda: QuantizedProduct(drawn(9, 8), codes(4, 8), drawn(4)),
-    "is empty": lambda: QuantizedProduct(drawn(0, 8), codes(4, 8), drawn(4)),
-    "not contiguous": lambda: QuantizedProduct(drawn(1, 8), codes(8, 4).mT, drawn(4)),
-    "autograd follows": lambda: QuantizedProduct(
-        drawn(1, 8).requires_grad_(), codes(4, 8), drawn(4)
-    ),
-    "of torch.float64": lambda: QuantizedProduct(drawn(1, 8).double(), codes(4, 8), drawn(4)),
-    "plain int8": lambda: QuantizedProduct(drawn(1, 8), codes(4, 8).int(), drawn(4)),
+    "more than 8 rows": lambda: QuantizedProduct(drawn(9, 8), int8(4, 8)),
+    "is empty": lambda: QuantizedProduct(drawn(0, 8), int8(4, 8)),
+    "not contiguous": lambda: QuantizedProduct(drawn(1, 8), Int8Weight(codes(8, 4).mT, drawn(4))),
+    "autograd follows": lambda: QuantizedProduct(drawn(1, 8).requires_grad_(), int8(4, 8)),
+    "of torch.float64": lambda: QuantizedProduct(drawn(1, 8).double(), int8(4, 8)),
+    "plain int8": lambda: QuantizedProduct(drawn(1, 8), Int8Weight(codes(4, 8).int(), drawn(4))),
 }
 
 
@@ -64,12 +115,32 @@ def test_what_c_leaves_to_torch(reason: str) -> None:
     said = kernels.explain(product)
     assert reason in said.splitlines()[0]
     assert f"{FLOATS}: taken" in said
-    x, weight, scale, _ = product
-    want = F.linear(x, weight.to(x.dtype) * scale.to(x.dtype)[:, None])
+    want = F.linear(product.x, floats_of(product.weight).to(product.x.dtype))
     torch.testing.assert_close(multiply_quantized(*product), want)
 
 
-def test_gradients_reach_what_is_multiplied() -> None:
-    x, weight, scale = drawn(3, 8).requires_grad_(), codes(4, 8), drawn(4)
-    multiply_quantized(x, weight, scale).sum().backward()
-    torch.testing.assert_close(x.grad, (weight * scale[:, None]).sum(0).expand(3, 8))
+def test_what_is_rounded_in_groups() -> None:
+    x = drawn(3, 4, 2 * GROUP)
+    x[0], x[1, 2, 3] = 0, 1e4
+    largest = x.unflatten(-1, (2, GROUP)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, GROUP)
+    error = (round_in_groups(x) - x).abs()
+    assert (error <= largest.flatten(-2) / 254 * (1 + 1e-5)).all()
+
+
+@compiled
+@pytest.mark.parametrize("kernel", [ROWS, FLOATS])
+@pytest.mark.parametrize("spoiled", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_stays_so(kernel: str, spoiled: float) -> None:
+    x, weight = drawn(2, 3 * GROUP), int4(5, 3 * GROUP)
+    x[1, 40] = spoiled
+    with kernels.only(kernel):
+        found = multiply_quantized(x, weight)
+    assert found[0].isfinite().all()
+    assert not found[1].isfinite().any()
+
+
+@pytest.mark.parametrize("make", [int8, int4])
+def test_gradients_reach_what_is_multiplied(make: Callable[[int, int], QuantizedWeight]) -> None:
+    x, weight = drawn(3, GROUP).requires_grad_(), make(4, GROUP)
+    multiply_quantized(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, floats_of(weight).float().sum(0).expand(3, GROUP))

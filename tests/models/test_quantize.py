@@ -1,38 +1,60 @@
-"""Models whose weights are bytes."""
+"""Models whose weights are bytes, or half bytes."""
 
 from __future__ import annotations
+
+from copy import deepcopy
 
 import pytest
 import torch
 from torch import nn
 
 from fastweights import MIXERS
-from fastweights.models import Int8Linear, quantize
+from fastweights.models import Int4Linear, Int8Embedding, Int8Linear, quantize
 from fastweights.models.cache_names import CACHE, cache_argument
+from fastweights.ops.quantized import GROUP, round_in_groups
 from kinds import form_of, one_of_each
 from pretrained import linear_llama, llama
 from tiny import tiny, tokens
 
 LENGTH, PROMPT = 10, 4
+LINEAR = Int8Linear | Int4Linear
 
 
-def layers_of(model: nn.Module) -> list[Int8Linear]:
-    return [part for part in model.modules() if isinstance(part, Int8Linear)]
+def layers_of(model: nn.Module, kind=LINEAR) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, kind)]
+
+
+def as_floats(model: nn.Module) -> nn.Module:
+    """The quantized model, of torch's own layers with the weights that its codes stand for."""
+    for parent in list(model.modules()):
+        for name, part in parent.named_children():
+            if isinstance(part, LINEAR | Int8Embedding):
+                setattr(parent, name, of_torch(part))
+    return model
+
+
+def of_torch(part: nn.Module) -> nn.Module:
+    outputs, weight = len(part.codes), part.stored.rows(slice(None), torch.float32)
+    if isinstance(part, Int8Embedding):
+        return nn.Embedding(*weight.shape, _weight=weight)
+    layer = nn.Linear(weight.shape[1], outputs, bias=part.bias is not None)
+    layer.weight = nn.Parameter(weight)
+    layer.bias = None if part.bias is None else nn.Parameter(part.bias)
+    if isinstance(part, Int4Linear):
+        layer.register_forward_pre_hook(lambda _, given: (round_in_groups(given[0]),))
+    return layer
 
 
 @torch.no_grad()
-def compare(model) -> None:
+def compare(model, bits: int) -> None:
     """Quantized, it computes what it computes with the rounded weights as floats; from its cache
     what it computes at once.
     """
-    ids, rounded = tokens(2, LENGTH), [part for part in model.modules() if is_plain(part)]
-    before = model(input_ids=ids).logits
-    for part in rounded:
-        stored = Int8Linear(part)
-        part.weight.copy_(stored.codes * stored.scale[:, None])
-    expected = model(input_ids=ids).logits
-    assert quantize(model) is model
-    assert len(layers_of(model)) == len(rounded) > 0
+    ids, before = tokens(2, LENGTH), model(input_ids=tokens(2, LENGTH)).logits
+    count = sum(type(part).__name__ == "Linear" for part in model.modules())
+    assert quantize(model, bits) is model
+    assert len(layers_of(model)) == count > 0
+    expected = as_floats(deepcopy(model))(input_ids=ids).logits
     found = model(input_ids=ids).logits
     largest = expected.abs().max()
     assert (found - expected).abs().max() <= 1e-4 * largest
@@ -44,18 +66,22 @@ def compare(model) -> None:
     assert (torch.cat(parts, 1) - found).abs().max() <= 1e-4 * largest
 
 
-def is_plain(part: nn.Module) -> bool:
-    return isinstance(part, nn.Linear)
-
-
 @pytest.mark.parametrize("name", one_of_each([*MIXERS, "hybrid"], form_of))
 def test_ours(name: str) -> None:
-    compare(tiny(name, torch.float32))
+    compare(tiny(name, torch.float32), 8)
 
 
+@pytest.mark.parametrize("name", ["metala", "mesa", "softmax"])
+def test_ours_of_four_bits(name: str) -> None:
+    model = tiny(name, torch.float32, hidden_size=64)
+    compare(model, 4)
+    assert layers_of(model, Int4Linear)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("make", [llama, linear_llama])
-def test_models_of_transformers(make) -> None:
-    compare(make(dtype=torch.float32))
+def test_models_of_transformers(make, bits: int) -> None:
+    compare(make(dtype=torch.float32, hidden_size=64), bits)
 
 
 def test_a_weight_is_rounded_to_the_nearest() -> None:
@@ -69,18 +95,53 @@ def test_a_weight_is_rounded_to_the_nearest() -> None:
     assert (stored.codes.abs().amax(1)[[0, 1]] == 127).all()
 
 
-def test_a_shared_head_stays() -> None:
-    model = quantize(tiny("metala", torch.float32, tie_word_embeddings=True))
-    assert isinstance(model.lm_head, nn.Linear)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("make", [llama, lambda **named: tiny("metala", torch.float32, **named)])
+def test_a_head_shares_the_codes_of_the_embeddings(make, bits: int) -> None:
+    model = quantize(make(tie_word_embeddings=True), bits)
+    assert type(model.lm_head) is Int8Linear
+    assert type(model.get_input_embeddings()) is Int8Embedding
+    assert model.lm_head.codes is model.get_input_embeddings().codes
+    with torch.no_grad():
+        embedded = model.get_input_embeddings()(tokens(1, LENGTH))
+        found = model(inputs_embeds=embedded).logits
+        assert torch.equal(found, model(input_ids=tokens(1, LENGTH)).logits)
 
 
-def test_it_takes_a_quarter() -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_layer_that_is_there_twice_is_rounded_once(bits: int) -> None:
+    layer = nn.Linear(GROUP, GROUP)
+    first, second = quantize(nn.Sequential(nn.Sequential(layer), nn.Sequential(layer)), bits)
+    assert first[0].codes is second[0].codes
+
+
+def test_widths_that_groups_do_not_fill_are_of_eight_bits() -> None:
+    layers = quantize(nn.Sequential(nn.Linear(GROUP, 5), nn.Linear(5, GROUP)), 4)
+    assert list(map(type, layers)) == [Int4Linear, Int8Linear]
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.28), (4, 0.19)])
+def test_what_it_takes(bits: int, most: float) -> None:
     model = tiny("metala", torch.float32, hidden_size=256, num_hidden_layers=4)
     before = sum(p.nbytes for p in model.parameters())
-    quantize(model)
+    quantize(model, bits)
     after = sum(p.nbytes for p in (*model.parameters(), *model.buffers()))
-    assert after < 0.3 * before
+    assert after < most * before
+
+
+def test_weights_that_float16_does_not_hold_are_refused() -> None:
+    layer = nn.Linear(GROUP, 2)
+    with torch.no_grad():
+        layer.weight[1, 3] = 1e5
+    with pytest.raises(ValueError, match=r"beyond float16.*round them to 8 bits"):
+        quantize(nn.Sequential(layer), 4)
+    quantize(nn.Sequential(layer), 8)
+
+
+@pytest.mark.parametrize("bits", [0, 2, 16])
+def test_other_bits_are_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match="they are of 8 or of 4"):
+        quantize(nn.Sequential(nn.Linear(GROUP, 2)), bits)
 
 
 def test_it_is_not_saved(tmp_path) -> None:

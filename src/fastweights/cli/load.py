@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -30,12 +31,25 @@ _UNREADABLE = (
 """What readers raise at a file that is JSON or tensors, but not what they expect."""
 
 
-def load_model(source: str | Path, device: torch.device, *, int8: bool = False) -> tuple[Any, Any]:
+def rounded_bits(chosen: Namespace) -> int | None:
+    """Of weights by --int8 or --int4; None if they stay.
+
+    Raises:
+        ValueError: for both
+    """
+    if chosen.int8 and chosen.int4:
+        raise ValueError("--int8 and --int4 both say how weights are rounded; give one of them")
+    return 8 if chosen.int8 else 4 if chosen.int4 else None
+
+
+def load_model(
+    source: str | Path, device: torch.device, *, bits: int | None = None
+) -> tuple[Any, Any]:
     """A language model in evaluation mode and its tokenizer.
 
     Args:
         source: a folder of a run, a checkpoint or a model, a GGUF file, or a name on the hub
-        int8: whether its linear layers are quantized
+        bits: of its weights, if they are rounded
 
     Raises:
         CheckpointError: If a file of the folder cannot be used; the message names it.
@@ -44,7 +58,7 @@ def load_model(source: str | Path, device: torch.device, *, int8: bool = False) 
     load_config(source)  # whose errors come first
     tokenizer = require_tokenizer(source)
     model = load_weights(source, device)
-    return quantize(model) if int8 else model, tokenizer
+    return model if bits is None else quantize(model, bits), tokenizer
 
 
 def load_weights(source: str | Path, device: torch.device) -> Any:

@@ -420,7 +420,7 @@ class FastWeightsModel(FastWeightsTrunk):
         if inputs_embeds is None:
             x = self.embed_tokens(require_ids(input_ids, self.embed_tokens.num_embeddings))
         else:
-            x = require_embeddings(inputs_embeds, self.embed_tokens.weight)
+            x = require_embeddings(inputs_embeds, self.embed_tokens)
         if x.shape[1] == 0:
             raise ValueError("there are no tokens; begin an empty prompt with the bos token")
         return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastweights.mixer import differ_for_good
 from fastweights.models.cache import FastWeightsCache
@@ -94,12 +94,13 @@ def require_token_ids(ids: object) -> Tensor:
     return ids
 
 
-def require_embeddings(x: Tensor, weights: Tensor) -> Tensor:
-    """``x [b t d]``, if it can stand for embeddings among these `weights`."""
-    if x.dim() != 3 or x.shape[-1] != weights.shape[-1]:
+def require_embeddings(x: Tensor, embedding: nn.Embedding) -> Tensor:
+    """``x [b t d]``, if it can stand for what this `embedding` returns."""
+    weights = getattr(embedding, "weight", x)
+    if x.dim() != 3 or x.shape[-1] != embedding.embedding_dim:
         raise ValueError(
             f"inputs_embeds have shape {list(x.shape)}, must be [batch, time, hidden_size ="
-            f" {weights.shape[-1]}]"
+            f" {embedding.embedding_dim}]"
         )
     if x.dtype is not weights.dtype and differ_for_good(x, weights):
         raise TypeError(

@@ -27,7 +27,7 @@ from fastweights.mixers.softmax import SoftmaxAttention
 from fastweights.models.block import Block
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.hf import FastWeightsForCausalLM
-from fastweights.models.quantize import Int8Linear
+from fastweights.models.quantize import Int4Linear, Int8Linear
 from fastweights.ops.normalization import RMSNorm, prepare_norm
 from fastweights.ops.product import Product, prepare_rows, refuses_here
 from fastweights.ops.quantized import QuantizedProduct, prepare_quantized_rows
@@ -208,13 +208,14 @@ class NativeStep(ABC):
         if all(type(layer) is Linear for layer in layers):
             products = tuple(Product(x, layer.weight, layer.bias) for layer in layers)
             return [_taken(prepare_rows(products, to), "a product")]
-        _require(all(type(s) in (Linear, Int8Linear) for s in layers), "a projection is not ours")
+        known = (Linear, Int8Linear, Int4Linear)
+        _require(all(type(layer) in known for layer in layers), "a projection is not ours")
         return [self._product(layer, x, y) for layer, y in zip(layers, to, strict=True)]
 
     def _product(self, layer: Any, x: Tensor, y: Tensor) -> Call:
         if type(layer) is Linear:
             return self._products(layer, x=x, to=[y])[0]
-        product = QuantizedProduct(x, layer.codes, layer.scale, layer.bias)
+        product = QuantizedProduct(x, layer.stored, layer.bias)
         return _taken(prepare_quantized_rows(product, y), "a product")
 
     def _room(self, name: str, width: int) -> Tensor:

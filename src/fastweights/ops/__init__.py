@@ -10,7 +10,13 @@ from fastweights.ops.normalization import (
     rms_normalize,
 )
 from fastweights.ops.product import PRODUCT_KERNELS, Product, ProductGroup, multiply, multiply_each
-from fastweights.ops.quantized import QUANTIZED_KERNELS, QuantizedProduct, multiply_quantized
+from fastweights.ops.quantized import (
+    QUANTIZED_KERNELS,
+    Int4Weight,
+    Int8Weight,
+    QuantizedProduct,
+    multiply_quantized,
+)
 from fastweights.ops.rotation import ROTATION_KERNELS, Rotation, rotate
 
 TABLE[:0] = [*CONVOLUTION_KERNELS, *NORM_KERNELS, *PRODUCT_KERNELS, *QUANTIZED_KERNELS]
@@ -18,6 +24,8 @@ TABLE[:0] = ROTATION_KERNELS
 
 __all__ = [
     "Convolution",
+    "Int4Weight",
+    "Int8Weight",
     "LayerNorm",
     "Product",
     "ProductGroup",

@@ -1,9 +1,9 @@
-"""The product of tokens with a weight of bytes: in C where there are few rows, else by torch."""
+"""The product of tokens with a weight of few bits: in C where there are few rows, else by torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,40 +14,182 @@ from fastweights.ops.product import MOST_ROWS, multiply
 
 OUTPUTS_AT_ONCE = 256
 """Of which the weight is made floats again: few enough that these stay in the cache."""
+LARGEST = 127
+"""Of an int8, on both sides of 0."""
+GROUP = 32
+"""Inputs of an output that share a scale and an offset in four bits."""
+MOST_CODES = 15
+"""The largest number of four bits."""
+ROUNDED = 10
+"""Floats that such a group of tokens takes, rounded."""
+
+
+class Int8Weight(NamedTuple):
+    """W = scale ⊙ codes.
+
+    Attributes:
+        codes: ``[o i]``, int8
+        scale: ``[o]``
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Int8Weight:
+        """``[o i]`` rounded to the nearest multiple of a scale, by which an output's largest is
+        127.
+        """
+        scale = weight.abs().amax(dim=1) / LARGEST
+        scale = scale.where(scale > 0, torch.ones_like(scale))
+        return cls((weight / scale[:, None]).round().to(torch.int8), scale)
+
+    @property
+    def inputs(self) -> int:
+        return self.codes.shape[1]
+
+    def rows(self, chosen: Any, dtype: torch.dtype) -> Tensor:
+        """The weights of some outputs, ``[… i]``."""
+        return self.codes[chosen].to(dtype) * self.scale[chosen].to(dtype)[..., None]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x Wᵀ with the codes as floats, some outputs after the other."""
+        parts = [multiply(x, part.to(x.dtype)) for part in self.codes.split(OUTPUTS_AT_ONCE)]
+        return torch.cat(parts, dim=-1) * self.scale.to(x.dtype)
+
+    def call(self, x: Tensor, bias: Tensor | None, y: Tensor) -> tuple[str, Any]:
+        """The function of C that multiplies, and what it is given."""
+        rows, inputs, outputs, threads = _sizes(self, x)
+        given = (rows, inputs, outputs, threads, x, self.codes, self.scale, bias, y)
+        return "fw_quantized_product", abi.QuantizedProductCall(*given)
+
+    def refuses(self) -> str | None:
+        """Why C does not multiply."""
+        strange = library.refuse_strangers(self.codes, dtypes=(torch.int8,))
+        return strange or library.refuse_tensors(self.scale)
+
+
+class Int4Weight(NamedTuple):
+    """W = scale ⊙ codes + offset, of numbers of four bits in groups of 32 inputs; so GGUF's Q4_0
+    and Q4_1 are. What it multiplies is rounded to int8 in such groups, so that sums are integers.
+
+    Attributes:
+        codes: ``[o i/2]``, uint8: of 16 bytes, the lower halves are the first 16 inputs of a group
+            and the upper ones the others
+        scale: ``[o i/32]``, float16
+        offset: ``[o i/32]``, float16
+    """
+
+    codes: Tensor
+    scale: Tensor
+    offset: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Int4Weight:
+        """``[o i]``, i a multiple of 32, rounded to the nearest of 16 numbers between a group's
+        least and largest.
+
+        Raises:
+            ValueError: for weights that float16 does not hold
+        """
+        groups = weight.float().unflatten(1, (-1, GROUP))
+        least, largest = groups.aminmax(dim=-1)
+        if not (largest - least).half().isfinite().all() or not least.half().isfinite().all():
+            raise ValueError(
+                f"weights from {least.min():.3g} to {largest.max():.3g} are beyond float16, which"
+                " scales of 4 bits are; round them to 8 bits"
+            )
+        scale, offset = ((largest - least) / MOST_CODES).half(), least.half()
+        divisor = scale.float().where(scale > 0, torch.ones_like(scale, dtype=torch.float32))
+        codes = (groups - offset.float()[..., None]).div_(divisor[..., None])
+        low, high = codes.round_().clamp_(0, MOST_CODES).to(torch.uint8).chunk(2, dim=-1)
+        return cls((low | high << 4).flatten(1), scale, offset)
+
+    @property
+    def inputs(self) -> int:
+        return 2 * self.codes.shape[1]
+
+    def rows(self, chosen: Any, dtype: torch.dtype) -> Tensor:
+        """The weights of some outputs, ``[… i]``."""
+        both = self.codes[chosen].unflatten(-1, (-1, GROUP // 2))
+        codes = torch.cat([both & MOST_CODES, both >> 4], dim=-1).float()
+        scale, offset = (part[chosen].float()[..., None] for part in (self.scale, self.offset))
+        return (codes * scale + offset).flatten(-2).to(dtype)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x Wᵀ with the weights as floats, some outputs after the other."""
+        x = round_in_groups(x)
+        spans = torch.arange(len(self.codes), device=x.device).split(OUTPUTS_AT_ONCE)
+        return torch.cat([multiply(x, self.rows(span, x.dtype)) for span in spans], dim=-1)
+
+    def call(self, x: Tensor, bias: Tensor | None, y: Tensor) -> tuple[str, Any]:
+        """The function of C that multiplies, and what it is given."""
+        rows, inputs, outputs, threads = _sizes(self, x)
+        room = torch.empty(rows, self.scale.shape[1], ROUNDED)
+        codes, scale, offset = self
+        given = (rows, inputs, outputs, threads, x, codes, scale, offset, bias, y, room)
+        return "fw_int4_product", abi.Int4ProductCall(*given)
+
+    def refuses(self) -> str | None:
+        """Why C does not multiply."""
+        strange = library.refuse_strangers(self.codes, dtypes=(torch.uint8,))
+        return strange or library.refuse_strangers(self.scale, self.offset, dtypes=(torch.float16,))
+
+
+QuantizedWeight = Int8Weight | Int4Weight
+
+
+def _sizes(weight: QuantizedWeight, x: Tensor) -> tuple[int, int, int, int]:
+    """Rows, inputs, outputs and threads."""
+    threads = library.threads(weight.codes.nbytes // x.element_size())
+    return x.numel() // weight.inputs, weight.inputs, len(weight.codes), threads
+
+
+def round_in_groups(x: Tensor) -> Tensor:
+    """``[… i]`` rounded to the nearest multiple of a scale per 32 inputs, by which the largest is
+    127; gradients pass as if it were not.
+    """
+    groups = x.detach().float().unflatten(-1, (-1, GROUP))
+    scale = groups.abs().amax(-1, keepdim=True) / LARGEST
+    codes = (groups / scale.where(scale > 0, torch.ones_like(scale))).round()
+    rounded = (codes * scale).flatten(-2).to(x.dtype)
+    return x + (rounded - x).detach() if x.requires_grad else rounded
 
 
 class QuantizedProduct(NamedTuple):
-    """(x weightᵀ) scale + bias, ``[… o]``.
+    """x Wᵀ + bias, ``[… o]``.
 
     Attributes:
         x: ``[… i]``
-        weight: ``[o i]``, int8
-        scale: ``[o]``
+        weight: W ``[o i]``
         bias: ``[o]``; None: 0
     """
 
     x: Tensor
-    weight: Tensor
-    scale: Tensor
+    weight: QuantizedWeight
     bias: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
         return self.x.device
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it reads."""
+        given = (self.x, *self.weight, self.bias)
+        return tuple(part for part in given if part is not None)
 
-def multiply_quantized(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None
-) -> Tensor:
+
+def multiply_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """A `QuantizedProduct` by the first kernel that takes it: ``[… o]``."""
-    product = QuantizedProduct(x, weight, scale, bias)
+    product = QuantizedProduct(x, weight, bias)
     return select(product).compute(product)
 
 
 def _multiply_rows(product: QuantizedProduct) -> Tensor:
-    """By quantized.c, which reads a byte per weight."""
-    y = torch.empty(*product.x.shape[:-1], len(product.weight))
-    library.call("fw_quantized_product", _problem(product, y))
+    """By quantized.c, which reads the codes once."""
+    y = torch.empty(*product.x.shape[:-1], len(product.weight.codes))
+    library.call(*_call(product, y))
     return y
 
 
@@ -57,39 +199,33 @@ def prepare_quantized_rows(product: QuantizedProduct, y: Tensor) -> Callable[[],
     """
     if select(product).compute is not _multiply_rows:
         return None
-    return library.PreparedCall("fw_quantized_product", _problem(product, y))
+    return library.PreparedCall(*_call(product, y))
 
 
-def _problem(product: QuantizedProduct, y: Tensor) -> abi.QuantizedProductCall:
-    x, weight, scale, bias = product
-    (outputs, inputs), x = weight.shape, x.contiguous()
-    threads = library.threads(weight.nbytes // x.element_size())
-    sizes = (x.numel() // inputs, inputs, outputs, threads)
-    return abi.QuantizedProductCall(*sizes, x, weight, scale, bias, y)
+def _call(product: QuantizedProduct, y: Tensor) -> tuple[str, Any]:
+    return product.weight.call(product.x.contiguous(), product.bias, y)
 
 
 def _multiply_floats(product: QuantizedProduct) -> Tensor:
-    """With the weight as floats, some outputs after the other."""
-    x, weight, scale, bias = product
-    parts = [multiply(x, part.to(x.dtype)) for part in weight.split(OUTPUTS_AT_ONCE)]
-    y = torch.cat(parts, dim=-1) * scale.to(x.dtype)
-    return y if bias is None else y + bias.to(x.dtype)
+    """With the weight as floats."""
+    y = product.weight.multiply(product.x)
+    return y if product.bias is None else y + product.bias.to(y.dtype)
 
 
 def _refuses_rows(product: QuantizedProduct) -> str | None:
-    x, weight, scale, bias = product
+    x, weight, bias = product
     if torch.compiler.is_compiling():
         return "a compiled graph makes kernels of torch's own operations"
     if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
         return "a tracer or a dispatch mode, such as a counter of operations, looks for torch's own"
-    if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in product):
+    if torch.is_grad_enabled() and any(s.requires_grad for s in product.tensors):
         return "autograd follows it"
-    if not weight.is_contiguous() or x.numel() == 0 or x.shape[-1] != weight.shape[-1]:
+    laid_out = all(part.is_contiguous() for part in weight)
+    if not laid_out or x.numel() == 0 or x.shape[-1] != weight.inputs:
         return "it is empty, its weight is not contiguous, or its shapes do not fit"
     if x.numel() // x.shape[-1] > MOST_ROWS:
         return f"it has more than {MOST_ROWS} rows"
-    strange = library.refuse_strangers(weight, dtypes=(torch.int8,))
-    return strange or library.refuse_tensors(x, scale, bias)
+    return weight.refuses() or library.refuse_tensors(x, bias)
 
 
 QUANTIZED_KERNELS = [

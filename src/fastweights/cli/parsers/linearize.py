@@ -29,8 +29,8 @@ from fastweights.cli.parsers.shared import (
     DeviceOptions,
     DivisionOptions,
     DtypeOptions,
-    Int8Options,
     ProgressOptions,
+    RoundedOptions,
     SeedOptions,
     TrainingTextOptions,
 )
@@ -239,7 +239,7 @@ class LinearizedOptions(DeviceOptions):
 
 
 class LinearizeGenerateVerb(
-    Verb, LinearizedOptions, PromptOptions, SamplingOptions, SeedOptions, Int8Options
+    Verb, LinearizedOptions, PromptOptions, SamplingOptions, SeedOptions, RoundedOptions
 ):
     """Continue a text with a linearized model, in constant memory.
 

@@ -24,9 +24,9 @@ from fastweights.cli.parser import Deferred, Verb
 from fastweights.cli.parsers.shared import (
     DeviceOptions,
     DtypeOptions,
-    Int8Options,
     PluginsOptions,
     RecordsOptions,
+    RoundedOptions,
     SeedOptions,
 )
 from fastweights.cli.settings import LibraryClass, names_in
@@ -52,7 +52,7 @@ class PromptOptions(Options):
 
 
 class GenerateVerb(
-    Verb, PromptOptions, SamplingOptions, SeedOptions, Int8Options, PluginsOptions, DeviceOptions
+    Verb, PromptOptions, SamplingOptions, SeedOptions, RoundedOptions, PluginsOptions, DeviceOptions
 ):
     """Continue a text with a model, token by token, in constant memory where its layers have that.
 
@@ -74,7 +74,7 @@ class GenerateVerb(
     tol: Positive | None = None
 
 
-class ChatVerb(Verb, SamplingOptions, SeedOptions, Int8Options, PluginsOptions, DeviceOptions):
+class ChatVerb(Verb, SamplingOptions, SeedOptions, RoundedOptions, PluginsOptions, DeviceOptions):
     """Talk with a model: of every turn it reads only what is new. Between turns, /save FILE writes
     the conversation and its state, /load FILE goes on with one, /exit ends; Ctrl-C stops an answer.
 
@@ -155,11 +155,12 @@ class TransformersVerb(Verb):
 
     Attributes:
         program: Program of transformers.
-        arguments: What the program is given, options included; of ours, serve takes --int8. $INT8.
+        arguments: What the program is given, options included; of ours, serve takes --int8
+            and --int4. $INT8; $INT4.
     """
 
     run = Deferred("transformers", "run_transformers")
-    usage = "fastweights transformers {serve,chat} [--int8] [ARGUMENT ...]"
+    usage = "fastweights transformers {serve,chat} [--int8 | --int4] [ARGUMENT ...]"
     program: Annotated[str, PLACE, ("serve", "chat")]
     arguments: Annotated[str, PLACE, REST]
 
@@ -207,7 +208,7 @@ class AnalyzeVerb(Verb, RecordsOptions, PluginsOptions):
     heads: Count = LIMITS["heads"]
 
 
-class ModelsOptions(PluginsOptions, Int8Options, DeviceOptions):
+class ModelsOptions(PluginsOptions, RoundedOptions, DeviceOptions):
     """Models that are measured.
 
     Attributes:

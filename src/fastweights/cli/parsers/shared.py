@@ -41,10 +41,16 @@ class DtypeOptions(Options):
     dtype: Annotated[str | None, dtype_name, "|".join(DTYPES)] = None
 
 
-class Int8Options(Options):
-    """$INT8."""
+class RoundedOptions(Options):
+    """How weights are rounded.
+
+    Attributes:
+        int8: $INT8.
+        int4: $INT4.
+    """
 
     int8: bool = False
+    int4: bool = False
 
 
 class PluginsOptions(Options):

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from fastweights.cli.chat_session import ChatSession, Message
-from fastweights.cli.load import load_model, require_tokenizer
+from fastweights.cli.load import load_model, require_tokenizer, rounded_bits
 from fastweights.cli.verbs.generate import note
 from fastweights.errors import CheckpointError, DataError
 from fastweights.generate import Sampler
@@ -60,7 +60,9 @@ class Talk:
                 " answers begin and end; continue texts by `fastweights generate`, or train the"
                 " model on chats with --template FILE"
             )
-        model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch(), int8=chosen.int8)
+        model, tokenizer = load_model(
+            chosen.checkpoint, chosen.device.torch(), bits=rounded_bits(chosen)
+        )
         generator = torch.Generator(model.device).manual_seed(chosen.seed)
         sampler = Sampler(chosen.temperature, chosen.top_k, generator=generator)
         told: list[Message] = [{"role": "system", "content": chosen.system}]
@@ -70,7 +72,8 @@ class Talk:
 
     @cached_property
     def _model_id(self) -> str:
-        rounded = " int8" if self.chosen.int8 else ""
+        bits = rounded_bits(self.chosen)
+        rounded = f" int{bits}" if bits else ""
         return fingerprint(model_source(self.chosen.checkpoint)) + rounded
 
     def run(self) -> int:

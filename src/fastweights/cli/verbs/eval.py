@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fastweights.cli.load import load_config, load_model
+from fastweights.cli.load import load_config, load_model, rounded_bits
 from fastweights.cli.progress import reporter
 from fastweights.environment import require_package
 from fastweights.lab.evals import needles
@@ -54,7 +54,7 @@ def measure_perplexity(chosen: Namespace, console: Console) -> None:
 
 
 def _read_text(chosen: Namespace, source: str, console: Console) -> PositionLoss:
-    model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
+    model, tokenizer = load_model(source, chosen.device.torch(), bits=rounded_bits(chosen))
     tokens, size = tokenize_sources(chosen.text, tokenizer, chosen.field, chosen.tokens)
     with _following(console, source) as follow:
         return nll_by_position(
@@ -81,7 +81,7 @@ def measure_tasks(chosen: Namespace, console: Console) -> None:
     for source in chosen.models:
         columns = ("task", "items", "accuracy", "per token", "per character", "nats")
         table = Table(*columns, title=source, box=box.SIMPLE_HEAD)
-        model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
+        model, tokenizer = load_model(source, chosen.device.torch(), bits=rounded_bits(chosen))
         results = dict[str, Scores]()
         for name, items in tasks.items():
             with _following(console, name) as follow:
@@ -110,7 +110,7 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
     table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
     for source in chosen.models:
         harness.export(tasks, chosen.out / "tasks")
-        model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
+        model, tokenizer = load_model(source, chosen.device.torch(), bits=rounded_bits(chosen))
         results = harness.run_harness(
             model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch
         )
@@ -130,7 +130,7 @@ def measure_needles(chosen: Namespace, console: Console) -> None:
     scores = dict[str, needles.NeedleScores]()
     for source in chosen.models:
         _say_positions(source, grid.lengths[-1], console)
-        model, tokenizer = load_model(source, chosen.device.torch(), int8=chosen.int8)
+        model, tokenizer = load_model(source, chosen.device.torch(), bits=rounded_bits(chosen))
         with _following(console, source) as follow:
             one = scores[source] = needles.measure_needles(
                 model, tokenizer, grid, text, batch=chosen.batch, follow=follow

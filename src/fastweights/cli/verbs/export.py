@@ -123,9 +123,11 @@ def _write_file(model: Exported, source: Path, chosen: Namespace, console: Conso
         written = Path(folder, out.name)
         with reporter(console) as shown, tell_layers(model, shown):
             if out.suffix == ".pt2":
-                said = _write_package(model, written)
+                said = _write_package(model, written, shown)
             else:
-                said = _write_graph(model, written, DOMAINS[chosen.domain or "com.microsoft"])
+                said = _write_graph(
+                    model, written, DOMAINS[chosen.domain or "com.microsoft"], shown
+                )
         for path in tokenizer_files(source):
             shutil.copyfile(path, Path(folder, path.name))
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -159,14 +161,14 @@ def tell_layers(model: nn.Module, shown: Reporter) -> Iterator[None]:
             hook.remove()
 
 
-def _write_graph(model: Exported, out: Path, domain: Domain) -> str:
-    counts = write_onnx(model, out, domain)
+def _write_graph(model: Exported, out: Path, domain: Domain, shown: Reporter) -> str:
+    counts = write_onnx(model, out, domain, shown.note)
     nodes = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return nodes or "plain operators alone"
 
 
-def _write_package(model: Exported, out: Path) -> str:
-    write_package(model, out)
+def _write_package(model: Exported, out: Path, shown: Reporter) -> str:
+    write_package(model, out, shown.note)
     return "prefill and decode, compiled for this machine's processor"
 
 

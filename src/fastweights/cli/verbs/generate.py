@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fastweights.cli.chat_session import end_tokens
-from fastweights.cli.load import load_model
+from fastweights.cli.load import load_model, rounded_bits
 from fastweights.generate import stream
 from fastweights.mixers.mesa import set_tolerance
 from fastweights.training.data.chats import write_question
@@ -114,7 +114,9 @@ def encode_prompt(prompt: str, tokenizer: Any) -> list[int]:
 
 def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with a model, or answer it."""
-    model, tokenizer = load_model(chosen.checkpoint, chosen.device.torch(), int8=chosen.int8)
+    model, tokenizer = load_model(
+        chosen.checkpoint, chosen.device.torch(), bits=rounded_bits(chosen)
+    )
     request = Request(
         prompt=chosen.prompt,
         tokens=chosen.tokens,

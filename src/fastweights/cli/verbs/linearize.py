@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.cli.load import load_config, load_model
+from fastweights.cli.load import load_config, load_model, rounded_bits
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.recipes import recipe_of, with_training_options
 from fastweights.cli.verbs.generate import Request, write_continuation
@@ -153,7 +153,7 @@ def run(chosen: Namespace, console: Console) -> int:
 
 def generate(chosen: Namespace, _: Console) -> None:
     """Continue a text with a linearized model."""
-    model, tokenizer = _load_linearized(chosen, int8=chosen.int8)
+    model, tokenizer = _load_linearized(chosen, rounded_bits(chosen))
     request = Request(
         prompt=chosen.prompt,
         tokens=chosen.tokens,
@@ -219,7 +219,7 @@ def _show(console: Console, row: dict[str, Any]) -> None:
     )
 
 
-def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any]:
+def _load_linearized(chosen: Namespace, bits: int | None = None) -> tuple[Any, Any]:
     """The linearized model in a folder, and its tokenizer."""
     kind = load_config(chosen.model).model_type
     if not kind.startswith(PREFIX):
@@ -227,7 +227,7 @@ def _load_linearized(chosen: Namespace, *, int8: bool = False) -> tuple[Any, Any
             f"{chosen.model} is a {kind}, not a linearized model; `fastweights generate` continues"
             " texts with it, and `fastweights linearize` converts softmax models of transformers"
         )
-    return load_model(chosen.model, chosen.device.torch(), int8=int8)
+    return load_model(chosen.model, chosen.device.torch(), bits=bits)
 
 
 def describe_plan(plan: ConversionPlan, analog: LinearAttentionConfig) -> list[str]:

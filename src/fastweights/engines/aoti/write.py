@@ -64,7 +64,7 @@ def _trace(program: DecodingProgram, method: Method, tokens: int) -> ExportedPro
     return program.trace_in_pairs(traced, tokens) if is_complex(traced) else traced
 
 
-def write_package(model: Exported, out: Path) -> None:
+def write_package(model: Exported, out: Path, note: Callable[[str], None] = lambda _: None) -> None:
     """Write the programs of `export_programs`, compiled for this machine, as one package.
 
     ``torch._inductor.package.load_package(out, "prefill")``, ``"decode"`` and ``"start"`` load
@@ -74,6 +74,7 @@ def write_package(model: Exported, out: Path) -> None:
     Args:
         model: as for `export_programs`
         out: the file, which ends in .pt2; ``prefill`` and ``decode`` have the weights in them
+        note: hears which program is compiled
 
     Raises:
         ValueError: for another ending, a file that exists, or without a C++ compiler
@@ -89,10 +90,10 @@ def write_package(model: Exported, out: Path) -> None:
     description = json.dumps(DecodingProgram(model).description())
     programs = export_programs(model)
     with TemporaryDirectory() as folder, quietly("torch"):
-        files = {
-            name: _compile(program, description, Path(folder, name))
-            for name, program in programs.items()
-        }
+        files = dict[str, Any]()
+        for name, program in programs.items():
+            note(f"compiling {name}, of {len(program.graph.nodes):,} operations")
+            files[name] = _compile(program, description, Path(folder, name))
         package = Path(folder, out.name)
         package_aoti(str(package), files)
         require_equal(model, package)

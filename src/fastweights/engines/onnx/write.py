@@ -1,8 +1,12 @@
+# pyright: reportMissingImports=false
 """A language model as one ONNX graph for prompts and for single tokens."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,13 @@ from fastweights.engines.onnx.domains import Domain, translations
 from fastweights.engines.onnx.nodes import Nodes, convolution_node
 from fastweights.kernels.table import added
 
+TRANSLATION = 1.4
+"""Times as long as tracing."""
 
-def write_onnx(model: Exported, out: Path, domain: Domain) -> dict[str, int]:
+
+def write_onnx(
+    model: Exported, out: Path, domain: Domain, note: Callable[[str], None] = lambda _: None
+) -> dict[str, int]:
     """Write a model as an ONNX graph.
 
     The graph reads any number b of sequences and t ≥ 1 of tokens. Its inputs are ``input_ids``
@@ -32,6 +41,7 @@ def write_onnx(model: Exported, out: Path, domain: Domain) -> dict[str, int]:
         model: in evaluation mode
         out: the file; weights of over 2 GB stand in one beside it
         domain: whose LinearAttention and CausalConvWithState it has, one of `DOMAINS`
+        note: hears what is done once the model is traced
 
     Returns:
         how many nodes there are of each of these two operators, and loops ("Scan")
@@ -41,12 +51,14 @@ def write_onnx(model: Exported, out: Path, domain: Domain) -> dict[str, int]:
         ExportError: for a model whose rule ONNX does not hold
     """
     require_onnx()
-    program = DecodingProgram(model.float())
+    program, began = DecodingProgram(model.float()), time.monotonic()
     try:
         with added(convolution_node(domain)):
             graph = program.trace(Nodes(domain), TOKENS)
         if is_complex(graph):
             graph = program.trace_in_pairs(graph, TOKENS)
+        left = timedelta(seconds=round(TRANSLATION * (time.monotonic() - began)))
+        note(f"translating what was traced: {left} left")
         written = _translate(graph, program, domain)
     except (RuntimeError, TypeError, ValueError, torch.onnx.OnnxExporterError) as error:
         raise ExportError(f"this model is not written as ONNX: {reason_of(error)}") from error
@@ -77,10 +89,37 @@ def _translate(graph: ExportedProgram, program: DecodingProgram, domain: Domain)
             opset_version=domain.opset,
             custom_translation_table=translations(),
             dynamo=True,
+            optimize=False,
             verbose=False,
         )
+        _simplify(written.model)
     written.model.opset_imports[domain.name] = domain.version
     return written
+
+
+def _simplify(model: Any) -> None:
+    """Compute what is constant once, and nothing that is unread or there already.
+
+    In place of torch's `optimize`, whose rules for patterns of several outputs look through the
+    whole graph at each of its nodes: hours for 30 layers. ONNX Runtime has its own when it loads.
+    """
+    from onnx_ir.passes import Sequential, common
+    from onnxscript.optimizer import fold_constants
+
+    common.InlinePass()(model)
+    fold_constants(model)
+    Sequential(
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    )(model)
 
 
 def _name_axes(model: Any, layout: StateLayout) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import transformers
@@ -23,9 +23,9 @@ def serve_ours() -> None:
     _wrap(CBGenerateManager, "init_cb", _start_batching)
 
 
-def serve_int8() -> None:
+def serve_rounded(bits: int) -> None:
     """From now on `transformers serve` quantizes what it loads."""
-    _wrap(ModelManager, "_load_model", _load_quantized)
+    _wrap(ModelManager, "_load_model", _rounding(bits))
 
 
 def _wrap(owner: type, name: str, ours: Callable[..., Any]) -> None:
@@ -57,8 +57,12 @@ def _load_any(
     return theirs(manager, name, *rest, **named)
 
 
-def _load_quantized(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    return quantize(theirs(*arguments, **named))
+@cache
+def _rounding(bits: int) -> Callable[..., Any]:
+    def load(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        return quantize(theirs(*arguments, **named), bits)
+
+    return load
 
 
 def _offer(architecture: str) -> None:

@@ -243,6 +243,22 @@ class QuantizedProductCall(NamedTuple):
     y: Pointer
 
 
+class Int4ProductCall(NamedTuple):
+    """``Int4ProductCall`` of quantized.h: a few rows times a weight of half bytes."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    threads: int
+    x: Pointer
+    codes: Pointer
+    scale: Pointer
+    offset: Pointer
+    bias: Pointer
+    y: Pointer
+    rounded: Pointer
+
+
 class BonusStep(NamedTuple):
     """``BonusStep`` of bonus.h: one token of a bonus with exponential gates."""
 
@@ -275,6 +291,7 @@ STRUCTURES: tuple[type, ...] = (
     RotationCall,
     ProductCall,
     QuantizedProductCall,
+    Int4ProductCall,
     BonusStep,
 )
 

@@ -28,6 +28,7 @@
     X(fw_rotate, Rotation)                    \
     X(fw_product, Product)                    \
     X(fw_quantized_product, QuantizedProduct) \
+    X(fw_int4_product, Int4Product)           \
     X(fw_bonus_step, BonusStep)
 
 #if defined(__x86_64__)

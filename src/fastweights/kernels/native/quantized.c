@@ -1,12 +1,23 @@
-/* y = (x weightᵀ) scale + bias of a few rows x and a weight of bytes, which become floats in
- * registers: what is read from memory is a quarter of a float weight, and sums are those of floats.
+/* y = x weightᵀ + bias of a few rows x and a weight of bytes, or of half bytes, which become floats
+ * in registers: what is read from memory is a quarter of a float weight, or 5 bits of 32, and sums
+ * are those of floats.
  */
 #include "quantized.h"
 #include "pool.h"
 #include "vector.h"
 
+#include <math.h>
+
 #define SIDE 4
 #define TASK_OUTPUTS 16
+#define LINE 64
+#define FAR 2048 /* the next outputs of longer rows would be fetched too far ahead */
+
+/* Bytes from those of an output that are read now to those to fetch, by its bytes in all. */
+INLINE long ahead(long bytes)
+{
+    return bytes > FAR ? FAR : SIDE * bytes;
+}
 
 /* W bytes as floats; compilers widen bytes one by one where they are not told the instruction. */
 #if defined(__AVX512F__)
@@ -41,7 +52,10 @@ INLINE void tile(const QuantizedProduct *p, long r, long o, int rows, int count)
             sum[a][b] = broadcast(0);
     for (; i + W <= inputs; i += W)
         for (int b = 0; b < count; b++) {
-            vec weight = load_bytes(w + b * inputs + i);
+            const int8_t *own = w + b * inputs + i;
+            vec weight = load_bytes(own);
+            if (r == 0 && i % LINE == 0)
+                __builtin_prefetch(own + ahead(inputs));
             for (int a = 0; a < rows; a++)
                 sum[a][b] += weight * load(x + a * inputs + i);
         }
@@ -79,4 +93,172 @@ static int task(const void *problem, long index)
 int FOR_ISA(fw_quantized_product)(const QuantizedProduct *p)
 {
     return fw_parallel(task, p, (p->outputs + TASK_OUTPUTS - 1) / TASK_OUTPUTS, p->threads);
+}
+
+/* float16 as floats, of finite ones: their bits, moved, are 2⁻¹¹² of them. */
+INLINE void widen_halves(float *to, const uint16_t *from, long count)
+{
+    long i = 0;
+    for (; i + W <= count; i += W) {
+        half_vec halves = *(const unaligned_half_vec *)(from + i);
+        word_vec bits = __builtin_convertvector(halves, word_vec);
+        vec size = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
+        store(to + i, (vec)((word_vec)size | (bits & 0x8000) << 16));
+    }
+    for (; i < count; i++) {
+        union {
+            uint32_t bits;
+            float number;
+        } u = {(uint32_t)(from[i] & 0x7fff) << 13};
+        to[i] = from[i] & 0x8000 ? -u.number * 0x1p112f : u.number * 0x1p112f;
+    }
+}
+
+/* A row of x: a scale per group, scale · Σ codes per group, and the codes. */
+typedef struct {
+    float *scale, *sum;
+    int8_t *codes;
+} RoundedRow;
+
+INLINE RoundedRow rounded_row(const Int4Product *p, long r)
+{
+    long groups = p->inputs / INT4_GROUP;
+    float *own = p->rounded + r * groups * (INT4_ROUNDED / 4);
+    return (RoundedRow){own, own + groups, (int8_t *)(own + 2 * groups)};
+}
+
+/* x to the nearest of 255 multiples of a scale; where that is 0 or not finite, so is what is read
+ * of the group. */
+static void round_row(const Int4Product *p, long r)
+{
+    RoundedRow to = rounded_row(p, r);
+    const float *x = p->x + r * p->inputs;
+    for (long g = 0; g < p->inputs / INT4_GROUP; g++, x += INT4_GROUP) {
+        float largest = 0, spoiled = 0, codes[INT4_GROUP];
+        for (int i = 0; i < INT4_GROUP; i++) {
+            largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+            spoiled += x[i] * 0;
+        }
+        float scale = largest / 127, by = scale > 0 && spoiled == 0 ? scale : INFINITY, sum = 0;
+        for (int i = 0; i < INT4_GROUP; i++) {
+            codes[i] = spoiled == 0 ? rintf(x[i] / by) : 0;
+            to.codes[g * INT4_GROUP + i] = (int8_t)codes[i];
+            sum += codes[i];
+        }
+        to.scale[g] = scale + spoiled;
+        to.sum[g] = to.scale[g] * sum;
+    }
+}
+
+/* Codes of a weight, and Σ code · x of a group in parts that add up to it. */
+#if defined(__AVX2__)
+typedef __m256i group;
+typedef float parts __attribute__((vector_size(32)));
+
+INLINE group load_group(const uint8_t *p)
+{
+    __m128i both = _mm_loadu_si128((const __m128i *)p), half = _mm_set1_epi8(15);
+    return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(both, 4), half),
+                            _mm_and_si128(both, half));
+}
+
+INLINE parts read_group(group weight, const int8_t *x)
+{
+    __m256i pairs = _mm256_maddubs_epi16(weight, _mm256_loadu_si256((const __m256i *)x));
+    return (parts)_mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+INLINE float sum_of_parts(parts x)
+{
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+#else
+typedef const uint8_t *group;
+typedef float parts;
+
+INLINE group load_group(const uint8_t *p)
+{
+    return p;
+}
+
+INLINE parts read_group(group weight, const int8_t *x)
+{
+    int32_t sum = 0;
+    for (int i = 0; i < INT4_GROUP / 2; i++)
+        sum += (weight[i] & 15) * x[i] + (weight[i] >> 4) * x[INT4_GROUP / 2 + i];
+    return (parts)sum;
+}
+
+INLINE float sum_of_parts(parts x)
+{
+    return x;
+}
+#endif
+
+#define GROUPS_AT_ONCE 64
+
+/* `count` outputs from `o` on, of `rows` rows from `r` on: within a group Σ (scale · code + offset)
+ * x = scale Σ code · x + offset Σ x. */
+INLINE void int4_tile(const Int4Product *p, long r, long o, int rows, int count)
+{
+    long groups = p->inputs / INT4_GROUP;
+    float scale[2][SIDE][GROUPS_AT_ONCE], wide[GROUPS_AT_ONCE], shift[2][SIDE] = {{0}};
+    parts sum[2][SIDE] = {{{0}}};
+    for (long first = 0; first < groups; first += GROUPS_AT_ONCE) {
+        long own = groups - first < GROUPS_AT_ONCE ? groups - first : GROUPS_AT_ONCE;
+        for (int b = 0; b < count; b++) {
+            long begin = (o + b) * groups + first;
+            widen_halves(wide, p->offset + begin, own);
+            for (int a = 0; a < rows; a++)
+                shift[a][b] += dot(wide, rounded_row(p, r + a).sum + first, own);
+            widen_halves(wide, p->scale + begin, own);
+            for (int a = 0; a < rows; a++)
+                for (long g = 0; g < own; g++)
+                    scale[a][b][g] = wide[g] * rounded_row(p, r + a).scale[first + g];
+        }
+        for (long g = 0; g < own; g++)
+            for (int b = 0; b < count; b++) {
+                long place = (o + b) * groups + first + g;
+                const uint8_t *codes = p->codes + place * (INT4_GROUP / 2);
+                group weight = load_group(codes);
+                if (r == 0 && (first + g) % (2 * LINE / INT4_GROUP) == 0)
+                    __builtin_prefetch(codes + ahead(p->inputs / 2));
+                for (int a = 0; a < rows; a++) {
+                    const int8_t *x = rounded_row(p, r + a).codes + (first + g) * INT4_GROUP;
+                    sum[a][b] += scale[a][b][g] * read_group(weight, x);
+                }
+            }
+    }
+    for (int a = 0; a < rows; a++)
+        for (int b = 0; b < count; b++)
+            p->y[(r + a) * p->outputs + o + b] =
+                sum_of_parts(sum[a][b]) + shift[a][b] + (p->bias ? p->bias[o + b] : 0);
+}
+
+INLINE void int4_outputs_of(const Int4Product *p, long o, int count)
+{
+    long r = 0;
+    for (; r + 2 <= p->rows; r += 2)
+        int4_tile(p, r, o, 2, count);
+    if (r < p->rows)
+        int4_tile(p, r, o, 1, count);
+}
+
+static int int4_task(const void *problem, long index)
+{
+    const Int4Product *p = problem;
+    long o = index * TASK_OUTPUTS,
+         end = o + TASK_OUTPUTS < p->outputs ? o + TASK_OUTPUTS : p->outputs;
+    for (; o + SIDE <= end; o += SIDE)
+        int4_outputs_of(p, o, SIDE);
+    for (; o < end; o++)
+        int4_outputs_of(p, o, 1);
+    return DONE;
+}
+
+int FOR_ISA(fw_int4_product)(const Int4Product *p)
+{
+    for (long r = 0; r < p->rows; r++)
+        round_row(p, r);
+    return fw_parallel(int4_task, p, (p->outputs + TASK_OUTPUTS - 1) / TASK_OUTPUTS, p->threads);
 }

@@ -1,4 +1,4 @@
-/* What Python hands over for the product of a few rows with a weight of bytes. */
+/* What Python hands over for the product of a few rows with a weight of bytes, or of half bytes. */
 #ifndef FASTWEIGHTS_QUANTIZED_H
 #define FASTWEIGHTS_QUANTIZED_H
 
@@ -13,5 +13,21 @@ typedef struct {
     const float *scale, *bias;
     float *y;
 } QuantizedProduct;
+
+#define INT4_GROUP 32   /* inputs that share a scale and an offset */
+#define INT4_ROUNDED 40 /* bytes that a group of x takes, rounded */
+
+/* As above; codes [outputs inputs/2], 16 bytes a group: the codes 0 … 15 of its first 16 inputs in
+ * their lower halves, those of the others in the upper ones; scale and offset [outputs inputs/32],
+ * float16. A weight is scale · code + offset. x is rounded to int8 with a scale a group, where
+ * `rounded` has room: 40 bytes a row and group. */
+typedef struct {
+    int64_t rows, inputs, outputs, threads;
+    const float *x;
+    const uint8_t *codes;
+    const uint16_t *scale, *offset;
+    const float *bias;
+    float *y, *rounded;
+} Int4Product;
 
 #endif
