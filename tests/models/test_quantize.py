@@ -84,15 +84,30 @@ def test_models_of_transformers(make, bits: int) -> None:
     compare(make(dtype=torch.float32, hidden_size=64), bits)
 
 
-def test_a_weight_is_rounded_to_the_nearest() -> None:
-    layer = nn.Linear(5, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_is_rounded_to_the_nearest(dtype: torch.dtype) -> None:
+    layer = nn.Linear(500, 400).to(dtype)
     with torch.no_grad():
         layer.weight[2] = 0
         layer.weight[3] = 1e-40
     stored = Int8Linear(layer)
-    error = (stored.codes * stored.scale[:, None] - layer.weight).abs()
-    assert (error <= stored.scale[:, None] / 2 * (1 + 1e-6)).all()
+    error = (stored.codes * stored.scale[:, None] - layer.weight.float()).abs()
+    assert (error <= stored.scale[:, None] / 2 * (1 + 1e-4)).all()
     assert (stored.codes.abs().amax(1)[[0, 1]] == 127).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@torch.no_grad()
+def test_codes_keep_their_dtypes(bits: int) -> None:
+    """A model loaded in bfloat16, rounded and computed in float32 is that rounded in float32."""
+    model = llama(dtype=torch.bfloat16, hidden_size=64, tie_word_embeddings=True)
+    wide, rounded = deepcopy(model).float(), quantize(model, bits)
+    kept = {name: b.dtype for name, b in rounded.named_buffers() if "scale" in name}
+    ids = tokens(1, LENGTH)
+    assert rounded(input_ids=ids).logits.dtype is torch.bfloat16
+    found = rounded.float()(input_ids=ids).logits
+    assert {name: b.dtype for name, b in rounded.named_buffers() if "scale" in name} == kept
+    torch.testing.assert_close(found, quantize(wide, bits)(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

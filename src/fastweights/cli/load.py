@@ -58,7 +58,11 @@ def load_model(
     load_config(source)  # whose errors come first
     tokenizer = require_tokenizer(source)
     model = load_weights(source, device)
-    return model if bits is None else quantize(model, bits), tokenizer
+    if bits is not None:
+        model = quantize(model, bits)
+        # what is left is little, and C reads codes beside float32
+        model = model.float() if device.type == "cpu" else model
+    return model, tokenizer
 
 
 def load_weights(source: str | Path, device: torch.device) -> Any:

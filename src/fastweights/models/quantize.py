@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class _Rounded(nn.Module):
-    """A module whose weight is of few bits, in buffers."""
+    """A module whose weight is of few bits, in buffers that keep their dtypes."""
 
     kind: ClassVar[type[QuantizedWeight]]
 
@@ -36,6 +36,14 @@ class _Rounded(nn.Module):
     def stored(self) -> QuantizedWeight:
         """The weight ``[o i]``."""
         return self.kind(*(getattr(self, name) for name in self.kind._fields))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = self.stored
+        super()._apply(fn, recurse)
+        for name, values in before._asdict().items():
+            if (after := getattr(self, name)).dtype is not values.dtype:
+                setattr(self, name, values.to(after.device))
+        return self
 
     def _save_to_state_dict(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
@@ -99,21 +107,22 @@ class Int8Embedding(_Rounded):
 
     Attributes:
         num_embeddings, embedding_dim: as torch names them
-        dtype: of the vectors
+        like: ``[0]``, of the vectors' dtype
     """
 
     kind = Int8Weight
     codes: Tensor
     scale: Tensor
+    like: Tensor
 
     def __init__(self, layer: nn.Embedding, stored: Int8Weight | None = None) -> None:
         """Round a layer's weight to the nearest, unless it is `stored` already."""
         super().__init__(stored or Int8Weight.of(layer.weight.detach()))
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
-        self.dtype = layer.weight.dtype
+        self.register_buffer("like", layer.weight.new_empty(0))
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.stored.rows(input, self.dtype)
+        return self.stored.rows(input, self.like.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -20,7 +20,9 @@ GROUP = 32
 """Inputs of an output that share a scale and an offset in four bits."""
 MOST_CODES = 15
 """The largest number of four bits."""
-ROUNDED = 10
+MOST_ROUNDED = 32767
+"""Of an int16, on both sides of 0."""
+ROUNDED = 18
 """Floats that such a group of tokens takes, rounded."""
 
 
@@ -29,7 +31,7 @@ class Int8Weight(NamedTuple):
 
     Attributes:
         codes: ``[o i]``, int8
-        scale: ``[o]``
+        scale: ``[o]``, float32
     """
 
     codes: Tensor
@@ -40,6 +42,7 @@ class Int8Weight(NamedTuple):
         """``[o i]`` rounded to the nearest multiple of a scale, by which an output's largest is
         127.
         """
+        weight = weight.float()  # in bfloat16, 127 times a scale may be 128
         scale = weight.abs().amax(dim=1) / LARGEST
         scale = scale.where(scale > 0, torch.ones_like(scale))
         return cls((weight / scale[:, None]).round().to(torch.int8), scale)
@@ -50,12 +53,12 @@ class Int8Weight(NamedTuple):
 
     def rows(self, chosen: Any, dtype: torch.dtype) -> Tensor:
         """The weights of some outputs, ``[… i]``."""
-        return self.codes[chosen].to(dtype) * self.scale[chosen].to(dtype)[..., None]
+        return (self.codes[chosen] * self.scale[chosen][..., None]).to(dtype)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x Wᵀ with the codes as floats, some outputs after the other."""
         parts = [multiply(x, part.to(x.dtype)) for part in self.codes.split(OUTPUTS_AT_ONCE)]
-        return torch.cat(parts, dim=-1) * self.scale.to(x.dtype)
+        return (torch.cat(parts, dim=-1) * self.scale).to(x.dtype)
 
     def call(self, x: Tensor, bias: Tensor | None, y: Tensor) -> tuple[str, Any]:
         """The function of C that multiplies, and what it is given."""
@@ -71,7 +74,7 @@ class Int8Weight(NamedTuple):
 
 class Int4Weight(NamedTuple):
     """W = scale ⊙ codes + offset, of numbers of four bits in groups of 32 inputs; so GGUF's Q4_0
-    and Q4_1 are. What it multiplies is rounded to int8 in such groups, so that sums are integers.
+    and Q4_1 are. What it multiplies is rounded to int16 in such groups, so that sums are integers.
 
     Attributes:
         codes: ``[o i/2]``, uint8: of 16 bytes, the lower halves are the first 16 inputs of a group
@@ -118,8 +121,8 @@ class Int4Weight(NamedTuple):
 
     def multiply(self, x: Tensor) -> Tensor:
         """x Wᵀ with the weights as floats, some outputs after the other."""
-        x = round_in_groups(x)
-        spans = torch.arange(len(self.codes), device=x.device).split(OUTPUTS_AT_ONCE)
+        x, starts = round_in_groups(x), range(0, len(self.codes), OUTPUTS_AT_ONCE)
+        spans = (slice(start, start + OUTPUTS_AT_ONCE) for start in starts)
         return torch.cat([multiply(x, self.rows(span, x.dtype)) for span in spans], dim=-1)
 
     def call(self, x: Tensor, bias: Tensor | None, y: Tensor) -> tuple[str, Any]:
@@ -147,10 +150,10 @@ def _sizes(weight: QuantizedWeight, x: Tensor) -> tuple[int, int, int, int]:
 
 def round_in_groups(x: Tensor) -> Tensor:
     """``[… i]`` rounded to the nearest multiple of a scale per 32 inputs, by which the largest is
-    127; gradients pass as if it were not.
+    32767; gradients pass as if it were not.
     """
     groups = x.detach().float().unflatten(-1, (-1, GROUP))
-    scale = groups.abs().amax(-1, keepdim=True) / LARGEST
+    scale = groups.abs().amax(-1, keepdim=True) / MOST_ROUNDED
     codes = (groups / scale.where(scale > 0, torch.ones_like(scale))).round()
     rounded = (codes * scale).flatten(-2).to(x.dtype)
     return x + (rounded - x).detach() if x.requires_grad else rounded

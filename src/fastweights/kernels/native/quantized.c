@@ -117,17 +117,17 @@ INLINE void widen_halves(float *to, const uint16_t *from, long count)
 /* A row of x: a scale per group, scale · Σ codes per group, and the codes. */
 typedef struct {
     float *scale, *sum;
-    int8_t *codes;
+    int16_t *codes;
 } RoundedRow;
 
 INLINE RoundedRow rounded_row(const Int4Product *p, long r)
 {
     long groups = p->inputs / INT4_GROUP;
     float *own = p->rounded + r * groups * (INT4_ROUNDED / 4);
-    return (RoundedRow){own, own + groups, (int8_t *)(own + 2 * groups)};
+    return (RoundedRow){own, own + groups, (int16_t *)(own + 2 * groups)};
 }
 
-/* x to the nearest of 255 multiples of a scale; where that is 0 or not finite, so is what is read
+/* x to the nearest of 65,535 multiples of a scale; where that is 0 or not finite, so is what is read
  * of the group. */
 static void round_row(const Int4Product *p, long r)
 {
@@ -139,10 +139,10 @@ static void round_row(const Int4Product *p, long r)
             largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
             spoiled += x[i] * 0;
         }
-        float scale = largest / 127, by = scale > 0 && spoiled == 0 ? scale : INFINITY, sum = 0;
+        float scale = largest / 32767, by = scale > 0 && spoiled == 0 ? scale : INFINITY, sum = 0;
         for (int i = 0; i < INT4_GROUP; i++) {
             codes[i] = spoiled == 0 ? rintf(x[i] / by) : 0;
-            to.codes[g * INT4_GROUP + i] = (int8_t)codes[i];
+            to.codes[g * INT4_GROUP + i] = (int16_t)codes[i];
             sum += codes[i];
         }
         to.scale[g] = scale + spoiled;
@@ -152,20 +152,24 @@ static void round_row(const Int4Product *p, long r)
 
 /* Codes of a weight, and Σ code · x of a group in parts that add up to it. */
 #if defined(__AVX2__)
-typedef __m256i group;
+typedef struct {
+    __m256i first, second;
+} group;
 typedef float parts __attribute__((vector_size(32)));
 
 INLINE group load_group(const uint8_t *p)
 {
     __m128i both = _mm_loadu_si128((const __m128i *)p), half = _mm_set1_epi8(15);
-    return _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(both, 4), half),
-                            _mm_and_si128(both, half));
+    __m128i low = _mm_and_si128(both, half), high = _mm_and_si128(_mm_srli_epi16(both, 4), half);
+    return (group){_mm256_cvtepu8_epi16(low), _mm256_cvtepu8_epi16(high)};
 }
 
-INLINE parts read_group(group weight, const int8_t *x)
+INLINE parts read_group(group weight, const int16_t *x)
 {
-    __m256i pairs = _mm256_maddubs_epi16(weight, _mm256_loadu_si256((const __m256i *)x));
-    return (parts)_mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    const __m256i *pairs = (const __m256i *)x;
+    __m256i first = _mm256_madd_epi16(weight.first, _mm256_loadu_si256(pairs));
+    __m256i second = _mm256_madd_epi16(weight.second, _mm256_loadu_si256(pairs + 1));
+    return (parts)_mm256_cvtepi32_ps(_mm256_add_epi32(first, second));
 }
 
 INLINE float sum_of_parts(parts x)
@@ -181,7 +185,7 @@ INLINE group load_group(const uint8_t *p)
     return p;
 }
 
-INLINE parts read_group(group weight, const int8_t *x)
+INLINE parts read_group(group weight, const int16_t *x)
 {
     int32_t sum = 0;
     for (int i = 0; i < INT4_GROUP / 2; i++)
@@ -224,7 +228,7 @@ INLINE void int4_tile(const Int4Product *p, long r, long o, int rows, int count)
                 if (r == 0 && (first + g) % (2 * LINE / INT4_GROUP) == 0)
                     __builtin_prefetch(codes + ahead(p->inputs / 2));
                 for (int a = 0; a < rows; a++) {
-                    const int8_t *x = rounded_row(p, r + a).codes + (first + g) * INT4_GROUP;
+                    const int16_t *x = rounded_row(p, r + a).codes + (first + g) * INT4_GROUP;
                     sum[a][b] += scale[a][b][g] * read_group(weight, x);
                 }
             }

@@ -15,12 +15,12 @@ typedef struct {
 } QuantizedProduct;
 
 #define INT4_GROUP 32   /* inputs that share a scale and an offset */
-#define INT4_ROUNDED 40 /* bytes that a group of x takes, rounded */
+#define INT4_ROUNDED 72 /* bytes that a group of x takes, rounded */
 
 /* As above; codes [outputs inputs/2], 16 bytes a group: the codes 0 … 15 of its first 16 inputs in
  * their lower halves, those of the others in the upper ones; scale and offset [outputs inputs/32],
- * float16. A weight is scale · code + offset. x is rounded to int8 with a scale a group, where
- * `rounded` has room: 40 bytes a row and group. */
+ * float16. A weight is scale · code + offset. x is rounded to int16 with a scale a group,
+ * where `rounded` has room: 72 bytes a row and group. */
 typedef struct {
     int64_t rows, inputs, outputs, threads;
     const float *x;
