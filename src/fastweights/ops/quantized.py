@@ -144,8 +144,9 @@ QuantizedWeight = Int8Weight | Int4Weight
 
 def _sizes(weight: QuantizedWeight, x: Tensor) -> tuple[int, int, int, int]:
     """Rows, inputs, outputs and threads."""
-    threads = library.threads(weight.codes.nbytes // x.element_size())
-    return x.numel() // weight.inputs, weight.inputs, len(weight.codes), threads
+    inputs, outputs = weight.inputs, len(weight.codes)
+    threads = library.threads(inputs * outputs // 2)
+    return x.numel() // inputs, inputs, outputs, threads
 
 
 def round_in_groups(x: Tensor) -> Tensor:

@@ -9,9 +9,21 @@
 #include <math.h>
 
 #define SIDE 4
-#define TASK_OUTPUTS 16
+#define TASK_BYTES (1 << 15)
 #define LINE 64
 #define FAR 2048 /* the next outputs of longer rows would be fetched too far ahead */
+
+/* Outputs of a task, by the bytes of each: enough that what is fetched ahead is mostly its own. */
+INLINE long task_outputs(long bytes)
+{
+    long outputs = TASK_BYTES / bytes / SIDE * SIDE;
+    return outputs > SIDE ? outputs : SIDE;
+}
+
+INLINE long tasks(long outputs, long bytes)
+{
+    return (outputs + task_outputs(bytes) - 1) / task_outputs(bytes);
+}
 
 /* Bytes from those of an output that are read now to those to fetch, by its bytes in all. */
 INLINE long ahead(long bytes)
@@ -81,8 +93,8 @@ INLINE void outputs_of(const QuantizedProduct *p, long o, int count)
 static int task(const void *problem, long index)
 {
     const QuantizedProduct *p = problem;
-    long o = index * TASK_OUTPUTS,
-         end = o + TASK_OUTPUTS < p->outputs ? o + TASK_OUTPUTS : p->outputs;
+    long own = task_outputs(p->inputs), o = index * own,
+         end = o + own < p->outputs ? o + own : p->outputs;
     for (; o + SIDE <= end; o += SIDE)
         outputs_of(p, o, SIDE);
     for (; o < end; o++)
@@ -92,7 +104,7 @@ static int task(const void *problem, long index)
 
 int FOR_ISA(fw_quantized_product)(const QuantizedProduct *p)
 {
-    return fw_parallel(task, p, (p->outputs + TASK_OUTPUTS - 1) / TASK_OUTPUTS, p->threads);
+    return fw_parallel(task, p, tasks(p->outputs, p->inputs), p->threads);
 }
 
 /* float16 as floats, of finite ones: their bits, moved, are 2⁻¹¹² of them. */
@@ -134,11 +146,15 @@ static void round_row(const Int4Product *p, long r)
     RoundedRow to = rounded_row(p, r);
     const float *x = p->x + r * p->inputs;
     for (long g = 0; g < p->inputs / INT4_GROUP; g++, x += INT4_GROUP) {
-        float largest = 0, spoiled = 0, codes[INT4_GROUP];
-        for (int i = 0; i < INT4_GROUP; i++) {
-            largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-            spoiled += x[i] * 0;
+        vec sizes = broadcast(0), zeros = broadcast(0);
+        for (int i = 0; i < INT4_GROUP; i += W) {
+            vec own = load(x + i), size = (vec)((ivec)own & 0x7fffffff);
+            sizes = at_least(sizes, size);
+            zeros += own * 0;
         }
+        float largest = 0, spoiled = total(zeros), codes[INT4_GROUP];
+        for (int i = 0; i < W; i++)
+            largest = sizes[i] > largest ? sizes[i] : largest;
         float scale = largest / 32767, by = scale > 0 && spoiled == 0 ? scale : INFINITY, sum = 0;
         for (int i = 0; i < INT4_GROUP; i++) {
             codes[i] = spoiled == 0 ? rintf(x[i] / by) : 0;
@@ -251,8 +267,8 @@ INLINE void int4_outputs_of(const Int4Product *p, long o, int count)
 static int int4_task(const void *problem, long index)
 {
     const Int4Product *p = problem;
-    long o = index * TASK_OUTPUTS,
-         end = o + TASK_OUTPUTS < p->outputs ? o + TASK_OUTPUTS : p->outputs;
+    long own = task_outputs(p->inputs / 2), o = index * own,
+         end = o + own < p->outputs ? o + own : p->outputs;
     for (; o + SIDE <= end; o += SIDE)
         int4_outputs_of(p, o, SIDE);
     for (; o < end; o++)
@@ -264,5 +280,5 @@ int FOR_ISA(fw_int4_product)(const Int4Product *p)
 {
     for (long r = 0; r < p->rows; r++)
         round_row(p, r);
-    return fw_parallel(int4_task, p, (p->outputs + TASK_OUTPUTS - 1) / TASK_OUTPUTS, p->threads);
+    return fw_parallel(int4_task, p, tasks(p->outputs, p->inputs / 2), p->threads);
 }
