@@ -25,9 +25,10 @@ from transformers import AutoModelForCausalLM
 from fastweights import patch_transformers
 from fastweights.generate import Decoder
 from fastweights.importers import import_model
+from fastweights.lab.bench.report import open_report
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.models import quantize
-from measuring import begin, options
+from measuring import options
 
 CONTEXTS = (64, 512, 2048)
 WINDOW = 64
@@ -97,8 +98,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     chosen = parser.parse_args()
-    report = begin("decoding", chosen, threads=chosen.threads, model=chosen.model.name)
     torch.set_num_threads(chosen.threads)
+    settings = {"rounds": chosen.rounds, "threads": chosen.threads, "model": chosen.model.name}
+    report = open_report("decoding", chosen.out, settings)
     made: dict[str, tuple[Model, Read]] = {}
     for context in chosen.contexts:
         if not report.has(group := f"context {context}"):

@@ -1,8 +1,9 @@
-"""docs/serving.md: weights of bytes beside float32."""
+"""docs/serving.md: weights of 8 and 4 bits, and the tokens of a pretrained model."""
 
 from __future__ import annotations
 
 from fastweights.render.markdown import table
+from fastweights.render.plots import PALETTE, canvas, label, logarithmic, png
 from pages.page import Page, Row, origin, results, rows_of
 
 ACTS = ("token", "token, batch of 8", "prefill")
@@ -45,4 +46,35 @@ def _time(times: Row, way: str) -> str:
     return f"{times[way]:,.1f} ({times['float32'] / times[way]:.2f}×)"
 
 
-PAGE = Page("serving", (quantized, perplexity, speed))
+THEIRS = "transformers"
+SPEED = "tokens per second"
+
+
+def token() -> str:
+    """Tokens per second of each way, and times transformers'."""
+    rows = rows_of("decoding")
+    columns = (SPEED, *(f"after {row['context']:,}" for row in rows))
+    lines = ((way, *(_speed(row[SPEED], way) for row in rows)) for way in rows[0][SPEED])
+    return f"{origin('decoding')}.\n\n{table(columns, lines)}"
+
+
+def _speed(speed: Row, way: str) -> str:
+    return f"{speed[way]:.1f} ({speed[way] / speed[THEIRS]:.2f}×)"
+
+
+def token_picture() -> bytes:
+    """The same over the tokens before."""
+    figure, axes = canvas(1, 1, width=6.5, height=3.6)
+    rows = rows_of("decoding")
+    for color, way in zip(PALETTE, rows[0][SPEED], strict=False):
+        contexts, found = [row["context"] for row in rows], [row[SPEED][way] for row in rows]
+        style = "--" if "transformers" in way else "-"
+        axes[0, 0].plot(contexts, found, style, color=color, marker="o", markersize=3, label=way)
+    label(axes[0, 0], "SmolLM2-135M, one sequence", "tokens before", SPEED)
+    axes[0, 0].set_xscale("log", base=2)
+    logarithmic(axes[0, 0])
+    axes[0, 0].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    return png(figure)
+
+
+PAGE = Page("serving", (quantized, perplexity, speed, token), {"smollm2-token.png": token_picture})
