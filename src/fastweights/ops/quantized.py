@@ -20,6 +20,10 @@ GROUP = 32
 """Inputs of an output that share a scale and an offset in four bits."""
 MOST_CODES = 15
 """The largest number of four bits."""
+NEAR = 1e-3
+"""Of a step: closer numbers are the same."""
+TRIED = 16
+"""Groups that are tried first: whether numbers are on steps is so of all of a weight or of none."""
 MOST_ROUNDED = 32767
 """Of an int16, on both sides of 0."""
 ROUNDED = 18
@@ -90,7 +94,7 @@ class Int4Weight(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor) -> Int4Weight:
         """``[o i]``, i a multiple of 32, rounded to the nearest of 16 numbers between a group's
-        least and largest.
+        least and largest; those that are multiples of a step already, as of GGUF's 4 bits, stay.
 
         Raises:
             ValueError: for weights that float16 does not hold
@@ -102,7 +106,7 @@ class Int4Weight(NamedTuple):
                 f"weights from {least.min():.3g} to {largest.max():.3g} are beyond float16, which"
                 " scales of 4 bits are; round them to 8 bits"
             )
-        scale, offset = ((largest - least) / MOST_CODES).half(), least.half()
+        scale, offset = ((largest - least) / _steps(groups)).half(), least.half()
         divisor = scale.float().where(scale > 0, torch.ones_like(scale, dtype=torch.float32))
         codes = (groups - offset.float()[..., None]).div_(divisor[..., None])
         low, high = codes.round_().clamp_(0, MOST_CODES).to(torch.uint8).chunk(2, dim=-1)
@@ -137,6 +141,30 @@ class Int4Weight(NamedTuple):
         """Why C does not multiply."""
         strange = library.refuse_strangers(self.codes, dtypes=(torch.uint8,))
         return strange or library.refuse_strangers(self.scale, self.offset, dtypes=(torch.float16,))
+
+
+def _steps(groups: Tensor) -> Tensor:
+    """By how many steps ``[o n]`` from its least to its largest number each group ``[o n 32]`` is
+    rounded: 15, or as many as all of its numbers are on already.
+    """
+    flat, most = groups.flatten(0, 1), groups.new_full(groups.shape[:2], MOST_CODES)
+    if not _steps_there(flat[:TRIED]).all():  # weights that nobody has rounded
+        return most
+    found = _steps_there(flat).view_as(most)
+    return most.where(found == 0, found)
+
+
+def _steps_there(groups: Tensor) -> Tensor:
+    """The most steps ``[n]``, at most 15, that all numbers of ``[n 32]`` are on; 0 if none."""
+    distance = groups - groups.amin(-1, keepdim=True)
+    unit = distance / distance.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    found, left = groups.new_zeros(len(groups)), torch.arange(len(groups), device=groups.device)
+    for steps in range(MOST_CODES, 0, -1):
+        places = unit[left] * steps
+        there = (places - places.round()).abs().amax(-1) < NEAR
+        found[left[there]] = steps
+        left = left[~there]
+    return found
 
 
 QuantizedWeight = Int8Weight | Int4Weight
