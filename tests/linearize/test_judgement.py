@@ -300,18 +300,20 @@ def test_samples_are_of_both_models(tmp_path) -> None:
     assert [s.softmax for s in aside] == [s.softmax for s in found]
 
 
+@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("tokens", [5, 9, 40])
-def test_a_window_of_equal_state_is_softmax_under_a_mask(tokens) -> None:
+def test_a_window_of_equal_state_is_softmax_under_a_mask(tokens, padding) -> None:
     model = linear_llama(LinearAttentionConfig(window=3)).double()
     mode = StreamingSoftmax(dict.fromkeys(branches(model), tokens))
     ids = sequences(40)[:].reshape(2, 20)
     ids = torch.from_numpy(ids.astype(np.int64))
     keep = torch.ones_like(ids)
-    keep[1, :3] = 0
+    keep[1, :padding] = 0
     with use_mode(model, mode), torch.no_grad():
-        found = model(input_ids=ids, attention_mask=keep).logits
+        given = {"attention_mask": keep} if padding else {}
+        found = model(input_ids=ids, **given).logits
     query, key = torch.arange(20)[:, None], torch.arange(20)
-    for row, begins in enumerate((0, 3)):
+    for row, begins in enumerate((0, padding)):
         near = query - key < tokens - SINKS
         seen = (key <= query) & (near | (key < begins + SINKS)) & (key >= begins)
         hidden = torch.zeros(20, 20).double().masked_fill(~seen, -torch.inf)

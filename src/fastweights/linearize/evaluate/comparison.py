@@ -42,6 +42,7 @@ from fastweights.linearize.evaluate.logits import (
 from fastweights.methods import evaluate
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.recurrence import Decay, Recurrence, Windowed
+from fastweights.recurrence.softmax import attend
 from fastweights.shapes import Output
 from fastweights.training.language.perplexity import PositionLoss
 
@@ -199,7 +200,9 @@ class StreamingSoftmax(Mode):
     def attend(self, call: AttentionCall) -> Output:
         q, k, v = call.q, call.k, call.v
         tokens = self.tokens[call.layer]
-        sinks = min(SINKS, tokens - 1)
+        sinks, softcap = min(SINKS, tokens - 1), call.branch.attention.softcap
+        if softcap is None and call.keep is None and call.segments is None:
+            return _attend_at_once(call, tokens - sinks, sinks)
         nothing = q.new_zeros(*q.shape[:3], 1)
         record = Windowed(
             Decay(nothing, nothing, v.new_zeros(*q.shape[:3], v.shape[-1]), None),
@@ -209,11 +212,21 @@ class StreamingSoftmax(Mode):
             mix=torch.ones_like(nothing),
             window=tokens - sinks,
             sinks=sinks,
-            softcap=call.branch.attention.softcap,
+            softcap=softcap,
         )
         record = record if call.keep is None else record.keep(call.keep)
         record = record if call.segments is None else record.segments(call.segments)
         return evaluate(record)[0].to(v.dtype)
+
+
+def _attend_at_once(call: AttentionCall, window: int, sinks: int) -> Output:
+    """To a text without padding or other documents, by torch's fused attention."""
+    places = torch.arange(call.q.shape[1], device=call.q.device)
+    distance = places[:, None] - places
+    seen = (distance >= 0) & ((distance < window) | (places < sinks))
+    streams = call.branch.softmax_queries(call.q), call.k, call.v
+    q, k, v = (stream.to(call.v.dtype).transpose(1, 2) for stream in streams)
+    return attend(q, k, v, seen, grouped=True).transpose(1, 2)
 
 
 SINKS = 4
