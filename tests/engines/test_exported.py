@@ -157,7 +157,7 @@ def test_what_no_graph_holds_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_refused_graph_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_: object, out: Path, __: object) -> None:
+    def refuse(_: object, out: Path, *__: object) -> None:
         out.write_bytes(b"a part")
         raise ExportError("no graph holds this")
 
