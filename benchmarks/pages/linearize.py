@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import exp
-from statistics import median
+from statistics import mean, median
+from typing import Any
 
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
 from fastweights.render.markdown import table
 from fastweights.render.plots import png
-from pages.page import Page, Row, origin, rows_of
+from pages.page import Page, Row, origin, results, rows_of
 
 
 def far_machine() -> str:
@@ -117,6 +118,52 @@ def _spread(values: list[float], form: str) -> str:
     return middle if least == largest else f"{middle} ({least}…{largest})"
 
 
+def pretrained() -> str:
+    rows = rows_of("linearize_pretrained")
+    columns = ("model", "attends by", "tokens trained", "softmax layers", "state, MiB")
+    columns = (
+        *columns,
+        "WikiText-2",
+        "book",
+        "its nats to 256, 1,024, 4,096",
+        "LAMBADA",
+        "numbers found",
+        "at 2,048",
+        "minutes",
+    )
+    machine = f"{origin('linearize_pretrained')}; {_dtype('linearize_pretrained')}."
+    return f"{machine}\n\n{table(columns, map(_pretrained, sorted(rows, key=_by_state)))}"
+
+
+def _dtype(name: str) -> str:
+    return results(name)["header"]["settings"]["dtype"]
+
+
+def _by_state(row: Row) -> tuple[Any, ...]:
+    """Softmax first, then from the largest state to the smallest, StreamingLLM's before others."""
+    attention = row["attention"]
+    return row["model"], attention != SOFTMAX, -row["state"], attention != STREAMING, row["tokens"]
+
+
+SOFTMAX, STREAMING = "softmax", "StreamingLLM"
+
+
+def _pretrained(row: Row) -> list[str]:
+    found, is_softmax = row["needles"], row["attention"] == SOFTMAX
+    converted = not is_softmax and row["attention"] != STREAMING
+    return [
+        *(row["model"], row["attention"], f"{row['tokens']:,}" if converted else ""),
+        "all" if is_softmax else f"{row['softmax_layers']}",
+        "grows" if is_softmax else f"{row['state'] / 2**20:.2f}",
+        *(f"{row[name]:.2f}" for name in ("wikitext", "book")),
+        ", ".join(f"{nats:.2f}" for nats in row["book_by_position"]),
+        f"{row['lambada']:.0%}",
+        f"{found['mean']:.0%}",
+        f"{mean(found['accuracy'][-1]):.0%}",
+        f"{row['seconds'] / 60:.1f}" if converted else "",
+    ]
+
+
 def generation() -> str:
     both: dict[tuple[int, int], dict[str, Row]] = {}
     for row in rows_of("linearize_generation"):
@@ -148,6 +195,6 @@ def generation_picture() -> bytes:
 
 PAGE = Page(
     "linearize-measured",
-    (far_machine, needs, recipes, ablations, generation),
+    (far_machine, needs, recipes, ablations, pretrained, generation),
     {"linearize_generation.png": generation_picture},
 )
