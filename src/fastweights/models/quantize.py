@@ -53,7 +53,7 @@ class _Rounded(nn.Module):
 
 
 class QuantizedLinear(_Rounded):
-    """A linear layer whose weight is of few bits; its sums are those of floats.
+    """A linear layer whose weight is of few bits.
 
     Attributes:
         in_features, out_features: as torch names them
@@ -145,7 +145,8 @@ def quantize(model: Model, bits: int = 8) -> Model:
         the model
 
     Raises:
-        ValueError: if it has no linear layer to quantize, or for other `bits`
+        ValueError: if it has no linear layer to quantize, for other `bits`, or for weights that
+            float16 does not hold, of 4 bits; layers before them are rounded then
     """
     if bits not in BITS:
         raise ValueError(f"quantize: weights of {bits} bits; they are of 8 or of 4")

@@ -1,6 +1,6 @@
-/* y = x weightᵀ + bias of a few rows x and a weight of bytes, or of half bytes, which become floats
- * in registers: what is read from memory is a quarter of a float weight, or 5 bits of 32, and sums
- * are those of floats.
+/* y = x weightᵀ + bias of a few rows x and a weight of bytes, which become floats in registers, or
+ * of half bytes: what is read from memory is a quarter of a float weight, or 5 bits of 32. Of half
+ * bytes the sums are of integers, as x is rounded to int16.
  */
 #include "quantized.h"
 #include "pool.h"
