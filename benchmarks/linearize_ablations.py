@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from fastweights.lab.bench.report import open_report
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.linearize.convert import branch, landmarks
+from fastweights.linearize.convert import branch, landmark_branch, landmarks
 from fastweights.linearize.convert.modes import Student, Teacher, WindowOnly
 from fastweights.linearize.distill.conversion import Conversion
 from fastweights.linearize.distill.recipe import LinearizationRecipe
@@ -37,7 +37,7 @@ from fastweights.linearize.evaluate.comparison import (
 )
 from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.linearize.evaluate.share import share_of
-from fastweights.recurrence.mapped import Mapped
+from fastweights.recurrence import WindowedLinear
 from linearize_far import by_distance
 from linearize_table import SEEDS, WINDOW, Row, data_of
 from linearize_teachers import FAR
@@ -70,15 +70,15 @@ def _random_keys(points: Tensor, count: int, generator: Generator) -> Tensor:
     return points[torch.randperm(len(points), generator=generator)[:count]]
 
 
-def _on_its_own_scale(self: Any, q: Tensor) -> tuple[Mapped, None]:
-    return Mapped(self.phi_q, q), None
+def _on_its_own_scale(self: Any, *streams: Any) -> WindowedLinear:
+    return branch.WindowedBranch.windowed(self, *streams[:5])
 
 
 METRIC = partial(patch.object, landmarks, "_square_root", _equal_directions)
 START = partial(patch.object, landmarks, "_spread", _random_keys)
 CLUSTER = partial(patch.object, landmarks, "cluster", _random_keys)
-GAMMA = partial(patch.object, branch, "ON_ONE_SCALE", branch.START)
-SCALE = partial(patch.object, branch.WindowedBranch, "_map_queries", _on_its_own_scale)
+GAMMA = partial(patch.object, landmark_branch, "ON_ONE_SCALE", branch.START)
+SCALE = partial(patch.object, landmark_branch.LandmarkBranch, "windowed", _on_its_own_scale)
 
 ABLATIONS = {
     "nothing": Ablation(),

@@ -57,24 +57,15 @@ class Method:
         recipe: The name of its recipe.
         window: Softmax's window, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
-        text: What it is converted on.
-        length: Tokens of a text of that.
-        beside: Whether StreamingLLM in as many bytes is measured, too.
     """
 
     recipe: str
     window: int | None = None
     kept: int | None = None
-    text: str = "alpaca_5000.json"
-    length: int = SHORT
-    beside: bool = True
 
 
 METHODS = {
     "landmarks": Method("landmarks"),
-    "landmarks, long texts": Method(
-        "landmarks", text="wikitext2_raw_test.txt", length=LONG, beside=False
-    ),
     "landmarks, longer windows": Method("landmarks", window=112),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
     "LoLCATs": Method("lolcats"),
@@ -115,8 +106,7 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
     common = {"model": Path(chosen.model).stem, "method": name, "tokens": chosen.tokens}
     attends: dict[str, AbstractContextManager[Any]] = {name: nullcontext()}
     if not chosen.tokens:
-        if METHODS[name].beside:
-            attends["StreamingLLM"] = use_mode(model, StreamingSoftmax(equal))
+        attends["StreamingLLM"] = use_mode(model, StreamingSoftmax(equal))
         if name == next(iter(METHODS)):
             attends["softmax"] = use_mode(model, Teacher())
     for attention, mode in attends.items():
@@ -135,8 +125,8 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
 def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     """One conversion as a value."""
     method = METHODS[name]
-    text = str(_file(chosen.data, method.text))
-    data = Data((text,), length=method.length, held_out=1 << 13)
+    text = str(_file(chosen.data, "alpaca_5000.json"))
+    data = Data((text,), length=SHORT, held_out=1 << 13)
     recipe = RECIPES[method.recipe]
     if method.window is not None:
         recipe = replace(recipe, analog=replace(recipe.analog, window=method.window))

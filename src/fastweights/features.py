@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -256,40 +257,73 @@ class Landmarks(ScaledMap):
     landmarks stand for a key. There is a W ``[w n]`` and a b ``[n]`` per head, random until
     `place_landmarks` or a checkpoint gives them values.
 
+    Where a model's attention has rotary positions, x is what they have made of a query or a key, as
+    `unrotate` gives it back: landmarks stand for keys at any position.
+
     Args:
         heads: The number of heads.
         width: w.
         features: Half of n, as the other maps have two channels for each of their features.
+
+    Attributes:
+        partners: ``[h·w]``, the channel that rotary positions turn each channel with; itself for
+            none.
+        speeds: ``[h·w]``, how far it turns back from one position to the next, in `TURN`; 0 for not
+            at all.
+        further: How many of the last landmarks read x as rotary positions have turned it.
     """
+
+    partners: Tensor
+    speeds: Tensor
+    further: int = 0
 
     def __init__(self, heads: int, width: int, features: int) -> None:
         super().__init__()
         self.heads, self.size = heads, 2 * features
         self.W = nn.Parameter(torch.empty(heads * self.size, width, 1))
         self.b = nn.Parameter(torch.empty(heads * self.size))
+        for name in ("partners", "speeds"):
+            self.register_buffer(name, torch.empty(heads * width, dtype=torch.long))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.W, std=self.W.shape[1] ** -0.5)
         nn.init.zeros_(self.b)
+        self.partners.view(self.heads, -1).copy_(torch.arange(self.W.shape[1]))
+        self.speeds.zero_()
 
     @staticmethod
     def activate(x: Tensor, /) -> Tensor:
         return x.softmax(-1)
 
+    def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        partners, speeds = (s.view(self.heads, -1) for s in (self.partners, self.speeds))
+        return unrotate(upcast(x), positions, partners, speeds)
+
     def scores(self, x: Tensor) -> Tensor:
         """Compute x W + b."""
         return _products(x, self.W, self.heads) + self.b.view(self.heads, -1)
 
+    def scores_at(self, x: Tensor, position: int) -> Tensor:
+        of_landmarks = self.size - self.further
+        place = torch.tensor([[position]], device=x.device)
+        scores = self.scores(self.unrotate(x, place))
+        if not self.further:
+            return scores
+        further = self.scores(upcast(x))[..., of_landmarks:]
+        return torch.cat([scores[..., :of_landmarks], further], -1)
+
     def extend(self, W: Tensor, b: Tensor) -> Landmarks:
         """Return a map without parameters that has further landmarks, of ``W [h m w]`` and
-        ``b [h m]``, behind its own."""
+        ``b [h m]``, behind its own, which read x as rotary positions have turned it."""
         extended = object.__new__(Landmarks)
         nn.Module.__init__(extended)
         own_W, own_b = upcast(self.W).view(self.heads, -1, W.shape[2]), upcast(self.b)
         W, b = torch.cat([own_W, W], 1), torch.cat([own_b.view(self.heads, -1), b], 1)
         extended.heads, extended.size = self.heads, b.shape[1]
+        extended.further = b.shape[1] - self.size
         extended.W, extended.b = W.flatten(0, 1)[..., None], b.flatten()  # type: ignore[assignment]
+        extended.partners, extended.speeds = self.partners, self.speeds
         return extended
 
     def forward(self, x: Tensor) -> Tensor:
@@ -299,7 +333,25 @@ class Landmarks(ScaledMap):
         """Compute a ``[b t h 1]``."""
         return self.scores(x).logsumexp(-1, keepdim=True)
 
-    def with_log_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute φ(x), and a ``[b t h 1]``."""
-        scores = self.scores(x)
-        return self.activate(scores), scores.logsumexp(-1, keepdim=True)
+
+TURN = 1 << 32
+"""A whole turn in the integers by which angles are counted, exact at any position."""
+
+
+def unrotate(x: Tensor, positions: Tensor, partners: Tensor, speeds: Tensor) -> Tensor:
+    """Return what rotary positions have made ``x [b t h w]`` of.
+
+    x'_i = x_i cos nω_i + x_p(i) sin nω_i at position n, with p(i) the other channel of a pair,
+    whose ω are ω_i and -ω_i (Su et al., 2021, eq. 34, turned back).
+
+    Args:
+        x: Queries or keys.
+        positions: n ``[b t]``; integers.
+        partners: p ``[h w]``.
+        speeds: ω ``[h w]``, in `TURN`.
+    """
+    angles = positions[..., None, None] * speeds
+    angles = (angles + TURN // 2) % TURN - TURN // 2
+    angles = angles.to(x.dtype) * (2 * math.pi / TURN)
+    others = x.gather(-1, partners.expand(x.shape))
+    return x * angles.cos() + others * angles.sin()

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from families import LAYERS, VOCABULARY, logits, padded, student, teacher
+from fastweights.features import TURN, Landmarks
 from fastweights.linearize import (
     LinearAttentionConfig,
     branches,
@@ -20,7 +21,8 @@ from fastweights.linearize import (
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.cache import StateLayer
 from fastweights.linearize.convert.head_windows import GroupedBranch
-from fastweights.linearize.convert.sinks import SinkBranch
+from fastweights.linearize.convert.landmark_branch import LandmarkBranch
+from fastweights.linearize.convert.rotary import Turning
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.methods import Auto, Chunkwise, Parallel, Recurrent, evaluate
@@ -41,8 +43,15 @@ TOKENS = 17
 
 
 def made(analog: LinearAttentionConfig, family: str = "llama") -> Any:
+    """A branch whose landmarks read what some pairs of channels were before they turned."""
     branch = branches(student(family, analog))[1].double()
-    assert isinstance(branch, SinkBranch | GroupedBranch)
+    assert isinstance(branch, LandmarkBranch | GroupedBranch)
+    turned = Turning.none(branch.attention.head_dim)
+    turned.partners[:4] = torch.tensor([1, 0, 3, 2])
+    turned.speeds[:4] = torch.tensor([1, -1, 3, -3]) * (TURN // 20)
+    for phi in branch.modules():
+        if isinstance(phi, Landmarks):
+            turned.write(phi)
     return branch
 
 
@@ -55,7 +64,7 @@ def streams(branch: LinearBranch, tokens: int = TOKENS) -> tuple[Tensor, Tensor,
 
 def literal(branch: Any, streams: Any, keep: Tensor, segments: Tensor) -> Tensor:
     """Of each group's heads what they are alone."""
-    if isinstance(branch, SinkBranch):
+    if isinstance(branch, LandmarkBranch):
         return _literal(branch, streams, keep, segments)
     (q, k, v), heads = streams, zip(branch.query_heads, branch.key_heads, strict=True)
     parts = [(q[:, :, queries], k[:, :, own], v[:, :, own]) for queries, own in heads]
@@ -64,12 +73,16 @@ def literal(branch: Any, streams: Any, keep: Tensor, segments: Tensor) -> Tensor
     return torch.cat(found, 2)[:, :, [places.index(head) for head in range(len(places))]]
 
 
-def _literal(branch: SinkBranch, streams: Any, keep: Tensor, segments: Tensor) -> Tensor:
+def _literal(branch: LandmarkBranch, streams: Any, keep: Tensor, segments: Tensor) -> Tensor:
     """Σ_s w_ts v_s / Σ_s w_ts: w_ts = γ e^(q_t·k_s) in the window and of sinks, Σ_j e^(q_t·c_j)
-    φ_j(k_s) of all others of the document.
+    φ_j(k_s) of all others of the document, with q_t and k_s as they were before rotary positions.
     """
     (q, k, v), repeats = streams, branch.attention.heads // branch.attention.kv_heads
-    near, read, key = branch.mix.sigmoid(), branch.phi_q.scores(q).exp(), branch.phi_k(k)
+    place = torch.zeros_like(segments)
+    for b, t in keep.nonzero().tolist():
+        place[b, t] = (keep[b, :t] & (segments[b, :t] == segments[b, t])).sum()
+    read = branch.phi_q.scores(branch.phi_q.unrotate(q, place)).exp()
+    near, key = branch.mix.sigmoid(), branch.phi_k(branch.phi_k.unrotate(k, place))
     out = v.new_zeros(*q.shape[:3], v.shape[-1])
     for b in range(len(q)):
         for t in keep[b].nonzero()[:, 0].tolist():

@@ -59,6 +59,10 @@ class ScaledMap(FeatureMap):
     def log_scale(self, x: Tensor) -> Tensor:
         """What φ(x) is relative to, ``[b t h 1]``."""
 
+    @abstractmethod
+    def scores_at(self, x: Tensor, position: int) -> Tensor:
+        """x W + b ``[b t h n]`` of x as it was before rotary positions turned it at one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
@@ -67,10 +71,13 @@ class Mapped:
     Attributes:
         map: φ
         stream: ``[b t h w]``, q or k
+        position: Where a single token is that φ reads as it was before rotary positions, of keys
+            the one that leaves the window; None for φ of streams as they are
     """
 
     map: FeatureMap
     stream: Tensor
+    position: int | None = None
 
     @property
     def requires_grad(self) -> bool:
@@ -90,8 +97,14 @@ class Mapped:
     def _without_gradients(self) -> Tensor:
         return self._make()
 
+    def of(self, stream: Tensor) -> Tensor:
+        """The features of another stream."""
+        return replace(self, stream=stream).tensor
+
     def _make(self) -> Tensor:
         with disable_autocast(self.stream.device):
+            if self.position is not None and isinstance(self.map, ScaledMap):
+                return self.map.activate(self.map.scores_at(self.stream, self.position))
             return self.map(self.stream)
 
     @lazy_property
@@ -118,7 +131,9 @@ class LogScale(Mapped):
 
     def _make(self) -> Tensor:
         with disable_autocast(self.stream.device):
-            return self.map.log_scale(self.stream)
+            if self.position is None:
+                return self.map.log_scale(self.stream)
+            return self.map.scores_at(self.stream, self.position).logsumexp(-1, keepdim=True)
 
     @lazy_property
     def shape(self) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
 from fastweights.recurrence.cached import check_cache_shapes, repeat_kv
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
-from fastweights.recurrence.mapped import FeatureMap, LogScale, Mapped, features
+from fastweights.recurrence.mapped import LogScale, Mapped, features
 from fastweights.recurrence.softmax import SOFTMAX_OPERATIONS
 from fastweights.recurrence.streams import (
     ShapeError,
@@ -259,9 +259,9 @@ class WindowedLinear(Recurrence[WindowState]):
     def effect(self, evaluate: Evaluation) -> Effect[WindowState]:
         empty = self.initial_state()
         seen = self._append_to_cache(empty)
-        feature_map = self.fk.map if isinstance(self.fk, Mapped) else None
+        fk = self.fk if isinstance(self.fk, Mapped) else None
         state = self._next_state(seen, empty[3])
-        return WindowEffect(*state, seen.time.passage, self.window, feature_map)
+        return WindowEffect(*state, seen.time.passage, self.window, fk)
 
     def state_size(self, context: int) -> int:
         k, v, f = (s.shape[-1] for s in (self.k, self.v, self.fk))
@@ -324,7 +324,7 @@ class WindowedLinear(Recurrence[WindowState]):
         if not isinstance(self.fk, Mapped):
             return kept
         first = at_most(keys.shape[2], self.shape[1])
-        leaving = self.fk.map(keys[:, :, :first].transpose(1, 2)).transpose(1, 2)
+        leaving = self.fk.of(keys[:, :, :first].transpose(1, 2)).transpose(1, 2)
         return pad_tokens(leaving, 0, keys.shape[2] - first)
 
     def kept_features(self, mapped: Tensor) -> Tensor:
@@ -364,7 +364,7 @@ class WindowEffect(Effect[WindowState]):
         keys, values, features, memory, age: the state after the tokens, from the empty one
         passage: what they do to the tokens cached before
         window: w
-        map_keys: φ, where no features are kept
+        fk: φ of the keys, where no features are kept
     """
 
     keys: Tensor
@@ -374,15 +374,15 @@ class WindowEffect(Effect[WindowState]):
     age: Tensor
     passage: Passage
     window: int
-    map_keys: FeatureMap | None
+    fk: Mapped | None
 
     def after(self, state: WindowState) -> WindowState:
         keys, values, mapped, memory, age = state
         own = self.features
-        if self.map_keys is not None:
+        if self.fk is not None:
             # tokens of its own have not left the window, and those before it may
-            mapped = self.map_keys(keys.transpose(1, 2)).transpose(1, 2)
-            own = mapped.new_zeros(*self.keys.shape[:3], self.map_keys.size)
+            mapped = self.fk.of(keys.transpose(1, 2)).transpose(1, 2)
+            own = mapped.new_zeros(*self.keys.shape[:3], mapped.shape[-1])
         pairs = ((keys, self.keys), (values, self.values), (mapped, own))
         tokens = _WindowTokens(*(torch.cat(pair, 2) for pair in pairs))
         ages = torch.cat([self.passage.after(age), self.age], 1)

@@ -19,7 +19,7 @@ from fastweights.environment import require_package
 from fastweights.lab.evals import needles
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
-from fastweights.linearize.evaluate.logits import positions_of
+from fastweights.linearize.convert.rotary import positions_of
 from fastweights.training.data.corpus import tokenize_sources
 from fastweights.training.data.sources import read_documents
 from fastweights.training.language.perplexity import PositionLoss, draw, nll_by_position

@@ -27,7 +27,9 @@ _NEXT = tuple(f"next_{name}" for name in _STATE)
 """Of a state and the next one, in the order in which a problem has them, one behind the other."""
 
 _OFFSETS = abi.offsets(abi.WindowProblem)
-_CACHED, _BEFORE, _AFTER = (_OFFSETS[name] for name in ("cached", _STATE[0], _NEXT[0]))
+_CACHED, _BEFORE, _AFTER, _POSITION = (
+    _OFFSETS[name] for name in ("cached", _STATE[0], _NEXT[0], "position")
+)
 _COUNT, _POINTERS = Struct("q"), Struct("4q")
 
 
@@ -66,6 +68,7 @@ class WindowToken:
             raise ValueError("the record of a token is not one that C reads by itself")
         self._room = max(record.window - 1, 0)
         self._widths = record.q.shape[-1], record.values, record.fq.shape[-1]
+        self._position = source.position
         problems = _problems(record, source, heads, streams)
         self._calls = [library.PreparedCall(ONE_TOKEN, problem) for problem in problems]
 
@@ -89,9 +92,11 @@ class WindowToken:
         befores, afters = _addresses(state, g), _addresses(after, g)
         for call, old, new in zip(self._calls, befores, afters, strict=True):
             _COUNT.pack_into(call.memory, _CACHED, cached)
+            _COUNT.pack_into(call.memory, _POSITION, self._position)
             _POINTERS.pack_into(call.memory, _BEFORE, *old)
             _POINTERS.pack_into(call.memory, _AFTER, *new)
             call()
+        self._position += 1
         return after
 
 
@@ -109,12 +114,10 @@ def _problems(
     """Of each key head alone, without a state."""
     rule, f, count = WindowRule.of(record), record.fq.shape[-1], len(heads)
     mix = record.mix.float().expand(1, 1, record.shape[2], 1).chunk(count, 2)
-    kind, *weights = source
-    each = [(None,) * count if s is None else s.chunk(count) for s in weights]
     state: dict[str, Any] = {**dict.fromkeys(_STATE), **dict.fromkeys(_NEXT)}
-    for head, own, W_q, W_k, b_q, b_k in zip(heads, mix, *each, strict=True):
+    for head, own, weights in zip(heads, mix, source.by_head(count), strict=True):
         q, k, v, o = streams.of(head)
         sizes = (1, 1, q.shape[2], 1, q.shape[3], v.shape[3], f, rule.window, 0, rule.shared)
         constants = (FORGOTTEN, rule.scale, rule.softcap or 0.0, 1)
-        parts = {"o": o, "W_q": W_q, "W_k": W_k, "b_q": b_q, "b_k": b_k, **state}
-        yield abi.WindowProblem(*sizes, *constants, q, k, v, own, None, None, map=kind, **parts)
+        parts: dict[str, Any] = {"o": o, **weights.fields(), **state}
+        yield abi.WindowProblem(*sizes, *constants, q, k, v, own, None, None, **parts)

@@ -5,19 +5,21 @@
  *     o = (γ N + F) / its last column,  or  γ N / N's last column + (1-γ) F / F's   (eq. 8)
  *
  * where l is the token that leaves the window; without a window that is this one, and F = φ_q S'.
- * Features are given, or made here of q and k_l. With a scale a, which is given or that of
- * landmarks' features, it stands in place of max s. A task is a key head with the query heads that
+ * Features are given, or made here of q and k_l, of landmarks as these were before rotary positions.
+ * With a scale a, which is given or that of landmarks' features, it stands in place of max s. A task is a key head with the query heads that
  * it serves.
  */
 #include <math.h>
 
 #include "pool.h"
+#include "sine.h"
 #include "window.h"
 
 typedef struct {
     Head head;
     float *key, *value, *fk; /* the token itself, its value with a 1 behind it */
     float *leaving, *products;
+    float *cosines, *sines, *unrotated;
     float *q, *fq, *near, *far, *weights, *o;
 } Turn;
 
@@ -32,6 +34,9 @@ static int take_turn(Turn *turn, const WindowProblem *p, long task)
         turn->fk = take(&arena, p->f);
         turn->leaving = take(&arena, p->f);
         turn->products = take(&arena, 2 * padded((p->f + 1) / 2));
+        turn->cosines = take(&arena, padded(p->k));
+        turn->sines = take(&arena, padded(p->k));
+        turn->unrotated = take(&arena, p->k);
         turn->q = take(&arena, p->k);
         turn->fq = take(&arena, p->f);
         turn->near = take(&arena, p->v + 1);
@@ -142,14 +147,47 @@ static void map_row(const Turn *turn, float *to, const float *x, const float *we
     activate(turn, to + columns, minus, columns);
 }
 
-/* φ(x) = softmax(x W + b) of a head, and log Σ e^(x W + b) */
+/* Of how far the channels have turned at a position */
+static void find_turns(const Turn *turn, int64_t position)
+{
+    const WindowProblem *p = turn->head.p;
+    const int64_t *speeds = p->speeds + turn->head.g * p->k;
+    const float unit = 1.4629180792671596e-9f; /* 2π / 2^32 */
+    for (long i = 0; p->speeds && i < p->k; i += W) {
+        vec angles, sines, cosines;
+        for (long j = 0; j < W; j++) {
+            uint64_t turned = i + j < p->k ? (uint64_t)position * (uint64_t)speeds[i + j] : 0;
+            angles[j] = (float)(int32_t)(uint32_t)turned * unit;
+        }
+        sincos_of(angles, &sines, &cosines);
+        store(turn->sines + i, sines);
+        store(turn->cosines + i, cosines);
+    }
+}
+
+/* What rotary positions have made x of, at the position of `find_turns` */
+static const float *unrotated(const Turn *turn, const float *x)
+{
+    const WindowProblem *p = turn->head.p;
+    if (!p->speeds)
+        return x;
+    const int64_t *partners = p->partners + turn->head.g * p->k;
+    for (long i = 0; i < p->k; i++)
+        turn->unrotated[i] = x[i] * turn->cosines[i] + x[partners[i]] * turn->sines[i];
+    return turn->unrotated;
+}
+
+/* φ(x) = softmax(x W + b) of a head, with x as it was before rotary positions, and
+ * log Σ e^(x W + b) */
 static float map_to_landmarks(const Turn *turn, float *to, const float *x, const float *weights,
                               const float *biases, long head)
 {
-    long count = turn->head.p->f, width = turn->head.p->k;
+    long count = turn->head.p->f, width = turn->head.p->k, own = count - turn->head.p->further;
     float *scores = turn->products;
+    const float *before = unrotated(turn, x);
     for (long j = 0; j < count; j++)
-        scores[j] = dot(x, weights + (head * count + j) * width, width) + biases[head * count + j];
+        scores[j] = dot(j < own ? before : x, weights + (head * count + j) * width, width) +
+                    biases[head * count + j];
     for (long j = count; j < padded(count); j++)
         scores[j] = -INFINITY;
     float highest = largest(scores, count), sum = exponentials_below(scores, count, highest);
@@ -160,17 +198,19 @@ static float map_to_landmarks(const Turn *turn, float *to, const float *x, const
 
 /* ---- the state ---- */
 
-/* φ of the oldest token */
-static const float *leaving(const Turn *turn)
+/* φ of the oldest token, of this age */
+static const float *leaving(const Turn *turn, int64_t age)
 {
     const WindowProblem *p = turn->head.p;
     if (p->map == GIVEN)
         return p->cached ? turn->head.features : turn->fk;
     const float *key = p->cached ? turn->head.keys : turn->key;
-    if (p->map == LANDMARKS)
-        map_to_landmarks(turn, turn->leaving, key, p->W_k, p->b_k, turn->head.g);
-    else
+    if (p->map != LANDMARKS) {
         map_row(turn, turn->leaving, key, p->W_k, turn->head.g);
+        return turn->leaving;
+    }
+    find_turns(turn, p->position - age);
+    map_to_landmarks(turn, turn->leaving, key, p->W_k, p->b_k, turn->head.g);
     return turn->leaving;
 }
 
@@ -184,7 +224,7 @@ static void write_memory(const Turn *turn, const float *memory, float *next)
             memcpy(next, memory, p->f * width * sizeof(float));
         return;
     }
-    const float *fk = leaving(turn), *value = p->cached ? turn->head.values : turn->value;
+    const float *fk = leaving(turn, oldest), *value = p->cached ? turn->head.values : turn->value;
     for (long i = 0; i < p->f; i++, memory += width, next += width) {
         long j = 0;
         for (; j + W <= p->v; j += W)
@@ -292,6 +332,7 @@ static int step_task(const void *problem, long task)
     float *next = in_pages(&turn.head, p->next_memory, p->f, p->v + 1);
     if (!p->window)
         write_memory(&turn, memory, next);
+    find_turns(&turn, p->position);
     for (long h = turn.head.g * (p->h / p->g); h < (turn.head.g + 1) * (p->h / p->g); h++)
         attend(&turn, p->window ? memory : next, h);
     if (p->window)

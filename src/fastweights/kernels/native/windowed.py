@@ -46,7 +46,9 @@ class WindowRule(NamedTuple):
 
 class FeatureWeights(NamedTuple):
     """Features that C makes of q and of keys that leave the window: f, and W ``[h·f/2 k]``; of
-    landmarks W ``[h·f k]`` and b ``[h·f]``, from which it has the log scale, too.
+    landmarks W ``[h·f k]`` and b ``[h·f]``, from which it has the log scale, too, and, of a token
+    at a position, the partners and speeds ``[h·k]`` of its channels, and how many of the last
+    landmarks read these as they are.
     """
 
     f: abi.FeatureKind
@@ -54,11 +56,21 @@ class FeatureWeights(NamedTuple):
     W_k: Tensor
     b_q: Tensor | None = None
     b_k: Tensor | None = None
+    partners: Tensor | None = None
+    speeds: Tensor | None = None
+    position: int = 0
+    further: int = 0
 
     def fields(self) -> dict[str, Any]:
         """Those of ``WindowProblem`` that say where features come from."""
-        matrices = {"W_q": self.W_q, "W_k": self.W_k}
-        return {"map": self.f, **matrices, "b_q": self.b_q, "b_k": self.b_k}
+        fields = self._asdict()
+        return {"map": fields.pop("f"), **fields}
+
+    def by_head(self, count: int) -> list[FeatureWeights]:
+        """Those of each of so many key heads and its queries."""
+        tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        each = zip(*(x.chunk(count) for x in tensors.values()), strict=True)
+        return [self._replace(**dict(zip(tensors, own, strict=True))) for own in each]
 
 
 ACTIVATIONS = {
@@ -80,10 +92,22 @@ def learned_features(recurrence: WindowedLinear) -> FeatureWeights | None:
     same = fq.stream is recurrence.q and fk.stream is recurrence.k
     if fk.map.activate is not fq.map.activate or not same:
         return None
+    if fq.position is not None and (len(recurrence) > 1 or recurrence.keep_mask is not None):
+        return None
     f, *parameters = _function(recurrence, fq.map, fk.map)
     if f is None or library.refuse_tensors(*parameters):
         return None
-    return FeatureWeights(f, *parameters) if all(p.is_contiguous() for p in parameters) else None
+    if not all(p.is_contiguous() for p in parameters):
+        return None
+    return FeatureWeights(f, *parameters)._replace(**_turning(fq, fk.map))
+
+
+def _turning(fq: Mapped, phi_k: Any) -> dict[str, Any]:
+    """What is read as it was before rotary positions, of a token at a position."""
+    if fq.position is None:
+        return {}
+    names = "partners", "speeds", "further"
+    return {"position": fq.position, **{name: getattr(phi_k, name) for name in names}}
 
 
 def _function(recurrence: WindowedLinear, phi_q: Any, phi_k: Any) -> tuple[Any, ...]:

@@ -83,6 +83,10 @@ def attend(
     memory, module.linear_memory = module.linear_memory, None
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     keep, segments = masks.keep, masks.segments
+    positions = masks.unusual(position_ids_among(options))
+    if positions is not None:
+        kept = None if memory is None else memory.state
+        q, k = branch.align(q, k, positions.expand(len(q), -1), keep, segments, kept)
     call = AttentionCall(
         layer=module.layer_idx,
         branch=branch,
@@ -103,7 +107,7 @@ def scale_scores(module: Any, query: Tensor, options: Mapping[str, Any]) -> Tens
     base = getattr(module, "linear_log_scale", 0)
     if not base:
         return query
-    scale = (position_ids_among(options) + base).log() / math.log(base)
+    scale = (position_ids_among(options) + base).log() / math.log(base)  # type: ignore[operator]
     return query * scale[:, None, :, None].to(query.dtype)
 
 

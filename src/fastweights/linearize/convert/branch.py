@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.features import Landmarks
 from fastweights.kernels.pages import load, store
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention_layers import AttentionLayer
@@ -71,6 +70,27 @@ class LinearBranch(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""
+
+    def align(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+        kept: Kept,
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as rotary positions turn them that count from 0 in every
+        document, if the branch reads what they were before.
+
+        Args:
+            q, k: As in `project`.
+            positions: ``[b t]``, those that they have been turned by.
+            keep, segments: As in `forward`.
+            kept: What the cache has kept of the tokens before; None for none.
+        """
+        del positions, keep, segments, kept
+        return q, k
 
     @property
     def reader(self) -> PastReader | None:
@@ -294,9 +314,6 @@ class LinearBranch(nn.Module, ABC):
 class WindowedBranch(LinearBranch):
     """LoLCATs' branch: `WindowedLinear` with learnt φ and γ.
 
-    With `Landmarks` for φ, both sides are on one scale, so that the window's weights and those of
-    the tokens before it are softmax's, as far as landmarks stand for keys.
-
     The cache keeps the last w - 1 keys and values of the key heads as they are, and (S ‖ z) in
     float32. φ of a cached key is computed when the key leaves the window: `Mapped`.
     """
@@ -313,16 +330,14 @@ class WindowedBranch(LinearBranch):
     def reset_parameters(self) -> None:
         for part in self.children():
             part.reset_parameters()  # type: ignore[operator]
-        scaled = isinstance(self.phi_q, Landmarks)
-        nn.init.constant_(self.mix, ON_ONE_SCALE if scaled else START)
+        nn.init.constant_(self.mix, START)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:
         k, v = (
             s.repeat_interleave(self.key_repeats, dim=2) if self.key_repeats > 1 else s
             for s in (k, v)
         )
-        fq, log_scale = self._map_queries(q)
-        return self.windowed(q, k, v, fq, Mapped(self.phi_k, k), log_scale)
+        return self.windowed(q, k, v, Mapped(self.phi_q, q), Mapped(self.phi_k, k))
 
     def windowed(
         self,
@@ -331,7 +346,7 @@ class WindowedBranch(LinearBranch):
         v: Tensor,
         fq: Tensor | Mapped,
         fk: Tensor | Mapped,
-        log_scale: Tensor | LogScale | None,
+        log_scale: Tensor | LogScale | None = None,
     ) -> WindowedLinear:
         """Return the record of these streams and features."""
         config, mix = self.config, upcast(self.mix).sigmoid().view(1, 1, -1, 1)
@@ -348,14 +363,6 @@ class WindowedBranch(LinearBranch):
             log_scale,
             config.sinks,
         )
-
-    def _map_queries(self, q: Tensor) -> tuple[Tensor | Mapped, Tensor | LogScale | None]:
-        """φ of queries, and what its logarithm is relative to, where the window has to know."""
-        if not isinstance(self.phi_q, Landmarks):
-            return Mapped(self.phi_q, q), None
-        if q.shape[1] == 1:  # a kernel makes them itself; of more they are made together
-            return Mapped(self.phi_q, q), LogScale(self.phi_q, q)
-        return self.phi_q.with_log_scale(q)
 
     @property
     def keeps_states(self) -> bool:

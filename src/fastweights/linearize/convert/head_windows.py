@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import LinearBranch
+from fastweights.linearize.convert.cache import Kept
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.past import Past, PastReader
 from fastweights.recurrence import State
@@ -71,6 +72,24 @@ class GroupedBranch(LinearBranch):
     @property
     def reader(self) -> PastReader | None:
         return self.branches[0].reader
+
+    def align(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+        kept: Kept,
+    ) -> tuple[Tensor, Tensor]:
+        past = () if kept is None else self._split(kept)[1]
+        parts = zip(self.branches, self.query_heads, self.key_heads, strict=True)
+        found = [
+            group.align(q[:, :, queries], k[:, :, own], positions, keep, segments, past or None)
+            for group, queries, own in parts
+        ]
+        queries, keys = (torch.cat(streams, 2) for streams in zip(*found, strict=True))
+        return queries[:, :, list(self.order)], keys[:, :, list(_places(self.key_heads))]
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> HeadGroups:
         return self.project_behind((), q, k, v, None, None)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Generator, Tensor
 
-from fastweights.features import Landmarks
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import branches, use_mode
-from fastweights.linearize.convert.branch import WindowedBranch
+from fastweights.linearize.convert.landmark_branch import DocumentPlaces, LandmarkBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode
-from fastweights.linearize.convert.sinks import DocumentPlaces
+from fastweights.linearize.convert.rotary import Turning, find_turnings
 from fastweights.shapes import Output
 from fastweights.training.loop.report import Follow, unfollowed
 
@@ -23,6 +22,8 @@ SHARPNESS = 4.0
 a landmark in its place makes in the scores."""
 ROUNDS = 20
 """Of Lloyd's algorithm."""
+FARTHEST = 1024
+"""Tokens between a query and a key, at most, over which scores of landmarks are averaged."""
 
 
 def place_landmarks(
@@ -33,13 +34,15 @@ def place_landmarks(
 ) -> None:
     """Place the landmarks of a linearized model, in place, where the keys of some texts are.
 
-    Nothing is trained. In each key head the keys k of the softmax model are divided into clusters
-    by k-means, started by k-means++ (Arthur and Vassilvitskii, 2007), in the metric that counts:
-    the distance of k and c is the mean square, over the texts' queries, of how far q·c is from
-    q·k. A landmark c is the mean of its cluster's keys. The query map becomes log φ(q)_c = q·c
-    less the logarithm of their sum, and the key map φ(k) the softmax of minus τ/2 times the
-    distances, so that φ(q) φ(k)ᵀ is a sum over the landmarks near k of what softmax would give
-    them. Sinks, the first tokens of each text or document, are in no cluster.
+    Nothing is trained. In each key head the keys k of the softmax model, as they are before rotary
+    positions, are divided into clusters by k-means, started by k-means++ (Arthur and Vassilvitskii,
+    2007), in the metric that counts: the distance of k and c is the mean square, over the texts'
+    queries, of how far q·P c is from q·P k. P is the mean of what rotary positions turn a key by at
+    the distances from the window's end to `FARTHEST`, each with a weight of one over it; the
+    identity without such positions. A landmark c is the mean of its cluster's keys. The query map
+    becomes log φ(q)_c = q·P c less the logarithm of their sum, and the key map φ(k) the softmax of
+    minus τ/2 times the distances, so that φ(q) φ(k)ᵀ is a sum over the landmarks near k of what
+    softmax would give them. Sinks, the first tokens of each text or document, are in no cluster.
 
     Args:
         model: A model linearized with ``LinearAttentionConfig(features="landmarks")``.
@@ -63,13 +66,16 @@ def read_keys(
     Returns:
         What `place_among` places landmarks by.
     """
-    mode, training = _GatherStreams(), model.training
+    training = model.training
     model.eval()
+    mode = _GatherStreams(find_turnings(model))
+    for layer, branch in _with_landmarks(model).items():
+        mode.turnings[layer].write(branch.phi_q, branch.phi_k)
     with torch.no_grad(), use_mode(model, mode):
         for inputs in follow(texts, "reading keys for landmarks"):
             model.base_model(**inputs, use_cache=False)
     model.train(training)
-    return mode.seen
+    return Keys(mode.turnings, mode.seen)
 
 
 def place_among(
@@ -77,21 +83,21 @@ def place_among(
 ) -> None:
     """Place the landmarks of branches, in place, as `place_landmarks` does."""
     for layer, branch in follow(branches.items(), "placing landmarks"):
-        seen = keys.get(layer, [])
+        seen = keys.by_layer.get(layer, [])
         _require_keys(layer, sum(len(text.keys) for text in seen), branch.phi_k.size)
-        _place(branch, seen, Generator().manual_seed(seed + layer))
+        _place(branch, keys.turnings[layer], seen, Generator().manual_seed(seed + layer))
 
 
-def _with_landmarks(model: Any) -> dict[int, WindowedBranch]:
+def _with_landmarks(model: Any) -> dict[int, LandmarkBranch]:
     """The branches by layer, all of which have landmarks."""
-    converted, found = branches(model), dict[int, WindowedBranch]()
+    converted, found = branches(model), dict[int, LandmarkBranch]()
     if not converted:
         raise ValueError(
             f"{type(model).__name__} has no linear layers; call fastweights.linearize.linearize"
             ' with LinearAttentionConfig(features="landmarks") first'
         )
     for layer, branch in converted.items():
-        if not (isinstance(branch, WindowedBranch) and isinstance(branch.phi_k, Landmarks)):
+        if not isinstance(branch, LandmarkBranch):
             raise ValueError(
                 f"layer {layer} has the features {branch.config.features!r}, which are trained;"
                 ' landmarks are placed in models with features="landmarks"'
@@ -110,25 +116,29 @@ def _require_keys(layer: int, count: int, landmarks: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """Of one layer and one text: its keys ``[n g k]`` but for those of sinks, Σ qᵀq ``[g k k]``
-    over the queries of each key head, and how many these are."""
+    """Of one layer and one text, as they were before rotary positions: its keys ``[n g k]`` but for
+    those of sinks, Σ qᵀq ``[g k k]`` over the queries of each key head, and how many these are."""
 
     keys: Tensor
     moments: Tensor
     queries: int
 
     @classmethod
-    def of(cls, call: AttentionCall) -> Self:
+    def of(cls, call: AttentionCall, turning: Turning) -> Self:
         count = torch.zeros(len(call.k), dtype=torch.long, device=call.k.device)
         rank = DocumentPlaces.of(count, call.k.shape[1], call.keep, call.segments).rank
-        queries = upcast(call.q[rank >= 0]).unflatten(1, (call.k.shape[2], -1))
-        keys = call.k[rank >= call.branch.config.sinks]
+        q, k = (turning.undo(upcast(s), rank) for s in (call.q, call.k))
+        queries = q[rank >= 0].unflatten(1, (k.shape[2], -1))
+        keys = k[rank >= call.branch.config.sinks]
         moments = torch.einsum("ngri,ngrj->gij", queries, queries)
         return cls(keys, moments, len(queries) * queries.shape[2])
 
 
-Keys = Mapping[int, list[_Seen]]
-"""What layers have read."""
+class Keys(NamedTuple):
+    """What layers have read: how their positions turn keys, and each text."""
+
+    turnings: Mapping[int, Turning]
+    by_layer: Mapping[int, list[_Seen]]
 
 
 class _GatherStreams(Mode):
@@ -136,19 +146,25 @@ class _GatherStreams(Mode):
 
     constant = False
 
-    def __init__(self) -> None:
-        self.seen = dict[int, list[_Seen]]()
+    def __init__(self, turnings: Mapping[int, Turning]) -> None:
+        self.turnings, self.seen = turnings, dict[int, list[_Seen]]()
 
     def attend(self, call: AttentionCall) -> Output:
-        self.seen.setdefault(call.layer, []).append(_Seen.of(call))
+        seen = _Seen.of(call, self.turnings[call.layer])
+        self.seen.setdefault(call.layer, []).append(seen)
         return call.softmax()
 
 
-def _place(branch: WindowedBranch, seen: list[_Seen], generator: Generator) -> None:
+def _place(
+    branch: LandmarkBranch, turning: Turning, seen: list[_Seen], generator: Generator
+) -> None:
     attention, phi_q, phi_k = branch.attention, branch.phi_q, branch.phi_k
     repeats = attention.heads // attention.kv_heads
-    keys = upcast(torch.cat([text.keys for text in seen])).transpose(0, 1)
-    moments = torch.stack([text.moments for text in seen]).sum(0)
+    keys = torch.cat([text.keys for text in seen]).transpose(0, 1)
+    distances = torch.arange(max(branch.config.window, 1), FARTHEST + 1)
+    weights = 1 / distances / (1 / distances).sum()
+    P = turning.mean(distances, weights).to(keys)
+    moments = P @ torch.stack([text.moments for text in seen]).sum(0) @ P.mT
     metrics = attention.scaling**2 * moments / sum(text.queries for text in seen)
     means, W, b = list[Tensor](), list[Tensor](), list[Tensor]()
     for own, metric in zip(keys, metrics, strict=True):
@@ -157,10 +173,11 @@ def _place(branch: WindowedBranch, seen: list[_Seen], generator: Generator) -> N
         points = own @ root
         places = cluster(points, phi_k.size, generator)
         nearest = torch.cdist(points, places).argmin(-1)
-        means.append(_means(own, nearest, places @ torch.linalg.pinv(root)))
+        means.append(_means(own, nearest, places @ torch.linalg.pinv(root)) @ P)
         # -τ/2 ‖z - z_c‖², but for ‖z‖², which all landmarks have in common
         W.append(SHARPNESS * places @ root.mT)
         b.append(-SHARPNESS / 2 * places.square().sum(-1))
+    turning.write(phi_q, phi_k)
     _write(phi_k, torch.stack(W), torch.stack(b))
     of_queries = attention.scaling * torch.stack(means).repeat_interleave(repeats, 0)
     _write(phi_q, of_queries, of_queries.new_zeros(of_queries.shape[:2]))

@@ -78,6 +78,31 @@ class ForwardMasks:
             )
         return (~self._sees(-1)).cumsum(1)
 
+    def unusual(self, positions: Tensor | None) -> Tensor | None:
+        """Return the positions ``[b t]`` of a call; None where they are known to count the tokens
+        of one document without padding, from 0 on."""
+        if positions is None or positions.dim() != 2:
+            return None
+        if is_tracing(positions):
+            return None if self.given is None and self.plain else positions
+        answers = (found for asked, found in self._answers if asked is positions)
+        if (answer := next(answers, None)) is None:
+            answer = self._count_all_tokens(positions)
+            self._answers.append((positions, answer))
+        return None if answer else positions
+
+    @lazy_property
+    def _answers(self) -> list[tuple[Tensor, bool]]:
+        """Whether positions that the layers of this pass have asked about count all tokens."""
+        return []
+
+    def _count_all_tokens(self, positions: Tensor) -> bool:
+        end = self.offset + self.t
+        if self.segments is not None or not (self.given is None or self.given[:, :end].all()):
+            return False
+        places = torch.arange(self.offset, end, device=positions.device)
+        return torch.equal(positions, places.expand_as(positions))
+
     def _sees(self, step: int) -> Tensor:
         """``[b t]``: whether each token sees the one `step` further on."""
         rows = torch.arange(self.b, device=self.device)[:, None]

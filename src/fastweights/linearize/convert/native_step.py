@@ -23,8 +23,8 @@ from fastweights.linearize.convert.attention_layers import softmax_name
 from fastweights.linearize.convert.branch import LinearBranch, WindowedBranch
 from fastweights.linearize.convert.cache import Kept, StateLayer
 from fastweights.linearize.convert.head_windows import GroupedBranch
+from fastweights.linearize.convert.landmark_branch import LandmarkBranch
 from fastweights.linearize.convert.modes import Student
-from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.linearize.convert.transformers_seams import (
     decoder_layers,
     implementation_of,
@@ -82,7 +82,7 @@ class BranchToken:
         return same and self._reads_alone()
 
     def _reads_alone(self) -> bool:
-        branches = (own for own in self._groups if isinstance(own, SinkBranch))
+        branches = (own for own in self._groups if isinstance(own, LandmarkBranch))
         return all(own.reads_alone(self._count) for own in branches)
 
     def _begin(self, kept: tuple[Tensor, ...]) -> bool:

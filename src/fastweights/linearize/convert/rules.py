@@ -24,8 +24,8 @@ from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import START, LinearBranch, WindowedBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.head_windows import GroupedBranch
+from fastweights.linearize.convert.landmark_branch import LandmarkBranch
 from fastweights.linearize.convert.past import Past
-from fastweights.linearize.convert.sinks import SinkBranch
 from fastweights.recurrence import Decay, Delta, Mesa, Normalized, Recurrence, State, Windowed
 from fastweights.recurrence.base import written_streams
 from fastweights.recurrence.streams import at_most, disable_autocast
@@ -334,8 +334,10 @@ def branch_of(config: LinearAttentionConfig, attention: AttentionLayer) -> Linea
     """
     sizes = set(config.heads_of(attention))
     branch = RULES[config.rule]
-    if config.rule == "windowed" and config.sinks:
-        branch = SinkBranch if config.features == "landmarks" else UndecayedBranch
+    if config.features == "landmarks":
+        branch = LandmarkBranch
+    elif config.rule == "windowed" and config.sinks:
+        branch = UndecayedBranch
     if len(sizes) > 1:
         return GroupedBranch(attention, config, branch).float()
     return branch(attention, config.of_head(*sizes.pop())).float()

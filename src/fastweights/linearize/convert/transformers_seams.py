@@ -240,12 +240,13 @@ def _turn_nothing(
     return args, {**kwargs, "position_embeddings": still}
 
 
-def position_ids_among(options: Mapping[str, Any]) -> Tensor:
-    """Return the positions ``[b t]`` or ``[1 t]`` among the options of an attention function.
+def position_ids_among(options: Mapping[str, Any]) -> Tensor | None:
+    """Return the positions ``[b t]`` or ``[1 t]`` among the options of an attention function; None
+    if there are none.
 
     Relies on attentions that rotate handing ``position_ids`` on.
     """
-    return options["position_ids"]
+    return options.get("position_ids")
 
 
 def execution_device(attention: nn.Module) -> torch.device:

@@ -208,7 +208,8 @@ def _share(
 
 def _require_one_window(model: Any, branches: Iterable[LinearBranch]) -> LinearAttentionConfig:
     configs = list({branch.config for branch in branches})
-    if len(configs) == 1 and configs[0].features == "landmarks" and configs[0].has_window:
+    shared = len(configs) == 1 and not configs[0].head_windows
+    if shared and configs[0].features == "landmarks" and configs[0].has_window:
         return configs[0]
     raise ValueError(
         f"share_windows of a {type(model).__name__}: it takes a model whose linear layers have"

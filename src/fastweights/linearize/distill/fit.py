@@ -232,12 +232,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def copy_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors whose names `model` has into its parameters.
+    """Copy the tensors whose names `model` has into its parameters and buffers.
 
     Raises:
         ValueError: If there are none.
     """
-    there = dict(model.named_parameters())
+    there = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shared = there.keys() & tensors.keys()
     if not shared:
         raise ValueError(

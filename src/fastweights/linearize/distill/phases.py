@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fastweights.linearize.convert.rotary import positions_of
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
@@ -22,7 +23,6 @@ from fastweights.linearize.distill.recipe import (
 from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.evaluation import sequences_of_further
-from fastweights.linearize.evaluate.logits import positions_of
 from fastweights.linearize.evaluate.recall import PASSAGE, choose_distances, sequences_at
 
 TIMED_LAYERS = 2

@@ -14,13 +14,13 @@ from fastweights.linearize.convert.attention_layers import AttentionLayer, find_
 from fastweights.linearize.convert.cache import StateLayer, cache_bytes
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.conversion import choose_layers, require_softmax
+from fastweights.linearize.convert.rotary import positions_of
 from fastweights.linearize.convert.rules import branch_of
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     LinearizationRecipe,
     StageConfig,
 )
-from fastweights.linearize.evaluate.logits import positions_of
 
 ADAM = 4 * 4
 """Bytes per trained parameter in float32: itself, its gradient, and AdamW's two averages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fastweights.errors import DataError
 from fastweights.linearize.convert.attention import branches, softmax_attentions
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.landmarks import place_landmarks, read_keys
+from fastweights.linearize.convert.rotary import positions_of
 from fastweights.linearize.convert.window_budget import (
     AGE,
     FEWEST,
@@ -36,7 +38,6 @@ from fastweights.linearize.distill.run import ConversionRun, ConversionText, log
 from fastweights.linearize.distill.teachers import require_same_tokens
 from fastweights.linearize.evaluate.logits import (
     ReadOut,
-    positions_of,
     read_out,
     unwrap_adapters,
 )
@@ -63,8 +64,8 @@ def tokens_for_landmarks(landmarks: int) -> int:
 
 def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
     return {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters()
+        name: tensor.detach()
+        for name, tensor in chain(model.named_parameters(), model.named_buffers())
         if ".linear_branch." in name and (".phi_q." in name or ".phi_k." in name)
     }
 

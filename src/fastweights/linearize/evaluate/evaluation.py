@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from fastweights.linearize.convert.rotary import positions_of
 from fastweights.linearize.evaluate.comparison import (
     EQUAL_STATE,
     LINEAR,
@@ -25,7 +26,6 @@ from fastweights.linearize.evaluate.comparison import (
 from fastweights.linearize.evaluate.generation import generate_samples
 from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
-    positions_of,
     read_out,
     sequences_at_once,
     unwrap_adapters,

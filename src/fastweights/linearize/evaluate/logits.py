@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import use_mode
@@ -159,8 +159,3 @@ def mean_over_rows(total: Callable[..., Tensor], vocabulary: int, *rows: Tensor)
         return total(*rows) / count
     totals = [checkpoint(total, *part, use_reentrant=False) for part in slices]
     return torch.stack(totals).sum() / count
-
-
-def positions_of(config: PretrainedConfig) -> int | None:
-    """Return how many positions a model has; None for no limit."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None)

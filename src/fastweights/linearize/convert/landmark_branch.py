@@ -1,7 +1,10 @@
-"""Sinks beside landmarks: the first tokens of a document, which queries read exactly for ever.
+"""Landmarks beside a window of softmax, and sinks: the first tokens of a document, which queries
+read exactly for ever.
 
-A sink is a feature of its own: its key is a unit vector, so that S holds its value as it is, and
-what the query has there is softmax's weight of the sink's key. Only that key has to be kept.
+Landmarks read queries and keys as they were before rotary positions, so that they stand for keys at
+any position. A sink is a feature of its own: its key is a unit vector, so that S holds its value as
+it is, and what the query has there is softmax's weight of the sink's key. Only that key has to be
+kept.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.features import Landmarks
 from fastweights.layers import upcast
-from fastweights.linearize.convert.branch import WindowedBranch
+from fastweights.linearize.convert.branch import ON_ONE_SCALE, WindowedBranch
+from fastweights.linearize.convert.cache import Kept
 from fastweights.linearize.convert.past import Past, ProjectedTokens
 from fastweights.recurrence import State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
@@ -135,17 +139,44 @@ class _JointMaps(NamedTuple):
     phi_k: Landmarks
 
 
-class SinkBranch(WindowedBranch):
+class LandmarkBranch(WindowedBranch):
     """`WindowedBranch` with landmarks, and sinks as further ones of every document: φ(q) is the
-    softmax over both, in which sinks have the factor γ of the window's weights."""
+    softmax over both, in which sinks have the factor γ of the window's weights.
+
+    Both sides are on one scale, so that the window's weights and those of the tokens before it are
+    softmax's, as far as landmarks stand for keys. A token's position is its place in its document:
+    `align` turns back what other positions have turned further.
+    """
 
     phi_q: Landmarks
     phi_k: Landmarks
     joint: _JointMaps | None = None
 
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.constant_(self.mix, ON_ONE_SCALE)
+
     @property
     def reader(self) -> SinkReader:
         return SinkReader(self.config.sinks)
+
+    def align(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        keep: Mask | None,
+        segments: Segments | None,
+        kept: Kept,
+    ) -> tuple[Tensor, Tensor]:
+        _, count = self._split(kept)[1] or self.reader.empty(k)
+        rank = DocumentPlaces.of(count, k.shape[1], keep, segments).rank
+        ahead = torch.where(rank < 0, 0, positions - rank)
+        turned = self.phi_q.unrotate(q, ahead), self.phi_k.unrotate(k, ahead)
+        return turned[0].to(q.dtype), turned[1].to(k.dtype)
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:
+        return self.project_behind((), q, k, v, None, None)
 
     def project_behind(
         self,
@@ -159,20 +190,22 @@ class SinkBranch(WindowedBranch):
         all_heads, count = past or self.reader.empty(k)
         plain = keep is None and segments is None and not torch.is_grad_enabled()
         if plain and q.shape[:2] == (1, 1) and self._reads_alone(count):
-            return self._read_one(q, k, v, all_heads)
+            return self._read_one(q, k, v, all_heads, int(count))
         keys = all_heads[:, :, self.past_heads] if past else all_heads
+        places = DocumentPlaces.of(count, k.shape[1], keep, segments)
+        mapped = self.phi_k(self.phi_k.unrotate(k, places.rank))
         if plain and self._have_left(count):
-            sinks, future, fk = keys[:, None], None, F.pad(self.phi_k(k), (0, self.config.sinks))
+            sinks, future, fk = keys[:, None], None, F.pad(mapped, (0, self.config.sinks))
         else:
-            places = DocumentPlaces.of(count, k.shape[1], keep, segments)
             sinks = self.reader.keys_of_queries(keys, k, places)
             own = torch.arange(self.config.sinks, device=k.device)
             future = (own > places.rank[..., None])[:, :, None]
-            fk = self.reader.mark(self.phi_k(k), places.rank)
+            fk = self.reader.mark(mapped, places.rank)
         of_sinks = self._scores(q, sinks)
         if future is not None:
             of_sinks = of_sinks.masked_fill(future, -torch.inf)
-        scores = torch.cat([self.phi_q.scores(q), of_sinks], -1)
+        of_landmarks = self.phi_q.scores(self.phi_q.unrotate(q, places.rank))
+        scores = torch.cat([of_landmarks, of_sinks], -1)
         scale = scores.logsumexp(-1, keepdim=True)
         return self.windowed(q, k, v, scores.softmax(-1), fk, scale)
 
@@ -201,7 +234,9 @@ class SinkBranch(WindowedBranch):
         """log γ ``[h 1]``"""
         return F.logsigmoid(upcast(self.mix))[:, None]
 
-    def _read_one(self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor) -> WindowedLinear:
+    def _read_one(
+        self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, position: int
+    ) -> WindowedLinear:
         """The record of one token, whose features kernels make."""
         own, joint = (self.phi_q.W, self.phi_q.b, self.phi_k.W, self.phi_k.b, self.mix), self.joint
         # what changes a tensor in place counts its versions, but for those of inference mode
@@ -210,8 +245,9 @@ class SinkBranch(WindowedBranch):
         if joint is None or not same or len(versions) < len(own):
             maps = self._join_maps(keys[:, :, self.past_heads])
             joint = self.joint = _JointMaps(keys, versions, *maps)
-        phi_q, phi_k = joint.phi_q, joint.phi_k
-        return self.windowed(q, k, v, Mapped(phi_q, q), Mapped(phi_k, k), LogScale(phi_q, q))
+        of_queries = joint.phi_q, q, position
+        of_keys = Mapped(joint.phi_k, k, position - max(self.config.window - 1, 0))
+        return self.windowed(q, k, v, Mapped(*of_queries), of_keys, LogScale(*of_queries))
 
     def _join_maps(self, keys: Tensor) -> tuple[Landmarks, Landmarks]:
         """Maps of queries and of keys, which are near to no sink, with sinks ``[1 m g k]``."""
@@ -231,11 +267,12 @@ class SinkBranch(WindowedBranch):
             return keys, values, nothing, memory, age
         # no more of them can leave the window, and the oldest do
         first, (_, count) = at_most(keys.shape[2], record.shape[1]), past
+        rank = count[:, None] - age[:, :first]
         with disable_autocast(keys.device):
-            mapped = self.phi_k(keys[:, :, :first].transpose(1, 2))
+            mapped = self.phi_k(self.phi_k.unrotate(keys[:, :, :first].transpose(1, 2), rank))
         if self._have_left(count):
             mapped = F.pad(mapped, (0, self.config.sinks))
         else:
-            mapped = self.reader.mark(mapped, count[:, None] - age[:, :first])
+            mapped = self.reader.mark(mapped, rank)
         room = (0, 0, 0, keys.shape[2] - first)
         return keys, values, F.pad(mapped.transpose(1, 2), room), memory, age
