@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Generator
+from transformers import AutoModelForCausalLM
 
 from families import VOCABULARY, logits, padded, teacher
 from fastweights.linearize import (
@@ -101,3 +104,16 @@ def test_positions_may_begin_anywhere(by_head: bool) -> None:
             step = model(**given, past_key_values=cache, use_cache=True)
             cache, found = step.past_key_values, [*found, step.logits]
         assert error(torch.cat(found, 1) * mask, want) < 1e-4
+
+
+def test_landmarks_that_say_nothing_of_positions_read_keys_as_they_are(tmp_path: Path) -> None:
+    model = linearize(teacher(), ANALOG)
+    place_landmarks(model, [{"input_ids": IDS}])
+    model.save_pretrained(tmp_path)
+    [file] = tmp_path.glob("*.safetensors")
+    stored = {name: x for name, x in load_file(file).items() if not name.endswith("speeds")}
+    save_file(stored, file, {"format": "pt"})
+    loaded = branches(AutoModelForCausalLM.from_pretrained(tmp_path))
+    for layer, branch in branches(model).items():
+        assert not loaded[layer].phi_k.speeds.any()
+        assert torch.equal(loaded[layer].phi_k.W, branch.phi_k.W)

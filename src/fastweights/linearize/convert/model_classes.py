@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
+from fastweights.features import Landmarks
 from fastweights.linearize.convert.attention import install_branches
 from fastweights.linearize.convert.attention_layers import (
     PREFIX,
@@ -67,7 +68,8 @@ class LinearizedPart(OwnInitialization):
     """Any model inside a linearized one; it initialises the branches that a checkpoint lacks."""
 
     def initialize(self, module: nn.Module) -> bool:
-        if isinstance(module, LinearBranch):
+        # landmarks of checkpoints that do not say how positions turn read what is turned
+        if isinstance(module, LinearBranch | Landmarks):
             module.reset_parameters()
             return True
         return False
