@@ -11,11 +11,10 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fastweights.features import Landmarks
 from fastweights.linearize import LinearAttentionConfig, branches, linearize
-from fastweights.linearize.convert.rotary import find_turnings
 from kinds import slow_but
 from tolerances import SAME, error
+from turned import turned
 
 VOCABULARY = 61
 LAYERS = 3
@@ -123,11 +122,7 @@ def shaken(model: Any) -> Any:
         for branch in branches(model).values():
             for weight in branch.parameters():
                 weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.3)
-    if any(isinstance(part, Landmarks) for part in model.modules()):
-        turnings = find_turnings(model)
-        for layer, branch in branches(model).items():
-            turnings[layer].write(*(m for m in branch.modules() if isinstance(m, Landmarks)))
-    return model
+    return turned(model)
 
 
 def assert_same(got: Tensor, want: Tensor) -> None:

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.training.data.documents import Stream
 from fastweights.training.data.tokens import Sequences
+from turned import turned
 
 VOCABULARY = 37
 SIZES = {
@@ -39,7 +40,7 @@ def linear_llama(
     **fields: object,
 ):
     """The same, its `chosen` layers (all of them) linearized; their branches in `dtype` too."""
-    return linearize(llama(layers, dtype, **fields), analog, chosen).to(dtype)
+    return turned(linearize(llama(layers, dtype, **fields), analog, chosen).to(dtype))
 
 
 def sequences(count: int = 400, documents: int = 4, seed: int = 0) -> Sequences:
