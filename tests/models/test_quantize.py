@@ -144,13 +144,15 @@ def test_what_it_takes(bits: int, most: float) -> None:
     assert after < most * before
 
 
-def test_weights_that_float16_does_not_hold_are_refused() -> None:
-    layer = nn.Linear(GROUP, 2)
+def test_weights_that_float16_does_not_hold_are_refused_before_any_is_rounded() -> None:
+    wide = nn.Linear(GROUP, 2)
     with torch.no_grad():
-        layer.weight[1, 3] = 1e5
+        wide.weight[1, 3] = 1e5
+    model = nn.Sequential(nn.Linear(GROUP, GROUP), wide)
     with pytest.raises(ValueError, match=r"beyond float16.*round them to 8 bits"):
-        quantize(nn.Sequential(layer), 4)
-    quantize(nn.Sequential(layer), 8)
+        quantize(model, 4)
+    assert all(type(layer) is nn.Linear for layer in model)
+    quantize(model)
 
 
 @pytest.mark.parametrize("bits", [0, 2, 16])

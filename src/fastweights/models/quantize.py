@@ -146,7 +146,7 @@ def quantize(model: Model, bits: int = 8) -> Model:
 
     Raises:
         ValueError: if it has no linear layer to quantize, for other `bits`, or for weights that
-            float16 does not hold, of 4 bits; layers before them are rounded then
+            float16 does not hold, of 4 bits; the model is as it was then
     """
     if bits not in BITS:
         raise ValueError(f"quantize: weights of {bits} bits; they are of 8 or of 4")
@@ -157,6 +157,8 @@ def quantize(model: Model, bits: int = 8) -> Model:
             " is it quantized already?"
         )
     fine = _fine(model, layers) if bits == 4 else {id(layer.weight) for *_, layer in layers}
+    for weight in (layer.weight for *_, layer in layers if id(layer.weight) not in fine):
+        Int4Weight.ends(weight.detach().float().unflatten(1, (-1, GROUP)))
     stored = dict[int, QuantizedWeight]()
     for parent, name, layer in layers:
         made: Any = Int8Linear if id(layer.weight) in fine else Int4Linear

@@ -92,6 +92,21 @@ class Int4Weight(NamedTuple):
     offset: Tensor
 
     @classmethod
+    def ends(cls, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest ``[o i/32]`` of each group ``[o i/32 32]``.
+
+        Raises:
+            ValueError: as `of`
+        """
+        least, largest = groups.aminmax(dim=-1)
+        if not (largest - least).half().isfinite().all() or not least.half().isfinite().all():
+            raise ValueError(
+                f"weights from {least.min():.3g} to {largest.max():.3g} are beyond float16, which"
+                " scales of 4 bits are; round them to 8 bits"
+            )
+        return least, largest
+
+    @classmethod
     def of(cls, weight: Tensor) -> Int4Weight:
         """``[o i]``, i a multiple of 32, rounded to the nearest of 16 numbers between a group's
         least and largest; those that are multiples of a step already, as of GGUF's 4 bits, stay.
@@ -100,12 +115,7 @@ class Int4Weight(NamedTuple):
             ValueError: for weights that float16 does not hold
         """
         groups = weight.float().unflatten(1, (-1, GROUP))
-        least, largest = groups.aminmax(dim=-1)
-        if not (largest - least).half().isfinite().all() or not least.half().isfinite().all():
-            raise ValueError(
-                f"weights from {least.min():.3g} to {largest.max():.3g} are beyond float16, which"
-                " scales of 4 bits are; round them to 8 bits"
-            )
+        least, largest = cls.ends(groups)
         scale, offset = ((largest - least) / _steps(groups)).half(), least.half()
         divisor = scale.float().where(scale > 0, torch.ones_like(scale, dtype=torch.float32))
         codes = (groups - offset.float()[..., None]).div_(divisor[..., None])
