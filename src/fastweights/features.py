@@ -266,15 +266,12 @@ class Landmarks(ScaledMap):
         features: Half of n, as the other maps have two channels for each of their features.
 
     Attributes:
-        partners: ``[h·w]``, the channel that rotary positions turn each channel with; itself for
-            none.
-        speeds: ``[h·w]``, how far it turns back from one position to the next, in `TURN`; 0 for not
-            at all.
+        turning: ``[h 2 w]``, the channel that rotary positions turn each channel with, itself for
+            none; and how far it turns back from one position to the next, in `TURN`.
         further: How many of the last landmarks read x as rotary positions have turned it.
     """
 
-    partners: Tensor
-    speeds: Tensor
+    turning: Tensor
     further: int = 0
 
     def __init__(self, heads: int, width: int, features: int) -> None:
@@ -282,23 +279,21 @@ class Landmarks(ScaledMap):
         self.heads, self.size = heads, 2 * features
         self.W = nn.Parameter(torch.empty(heads * self.size, width, 1))
         self.b = nn.Parameter(torch.empty(heads * self.size))
-        for name in ("partners", "speeds"):
-            self.register_buffer(name, torch.empty(heads * width, dtype=torch.long))
+        self.register_buffer("turning", torch.empty(heads, 2, width, dtype=torch.long))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.W, std=self.W.shape[1] ** -0.5)
         nn.init.zeros_(self.b)
-        self.partners.view(self.heads, -1).copy_(torch.arange(self.W.shape[1]))
-        self.speeds.zero_()
+        self.turning[:, 0].copy_(torch.arange(self.W.shape[1]))
+        self.turning[:, 1].zero_()
 
     @staticmethod
     def activate(x: Tensor, /) -> Tensor:
         return x.softmax(-1)
 
     def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        partners, speeds = (s.view(self.heads, -1) for s in (self.partners, self.speeds))
-        return unrotate(upcast(x), positions, partners, speeds)
+        return unrotate(upcast(x), positions, *self.turning.unbind(1))
 
     def scores(self, x: Tensor) -> Tensor:
         """Compute x W + b."""
@@ -323,7 +318,7 @@ class Landmarks(ScaledMap):
         extended.heads, extended.size = self.heads, b.shape[1]
         extended.further = b.shape[1] - self.size
         extended.W, extended.b = W.flatten(0, 1)[..., None], b.flatten()  # type: ignore[assignment]
-        extended.partners, extended.speeds = self.partners, self.speeds
+        extended.turning = self.turning
         return extended
 
     def forward(self, x: Tensor) -> Tensor:

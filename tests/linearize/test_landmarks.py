@@ -46,9 +46,12 @@ def config(landmarks: int = 16, window: int = 4) -> LinearAttentionConfig:
     return LinearAttentionConfig("landmarks", landmarks // 2, window)
 
 
-def softmax_over_landmarks(q: np.ndarray, k: np.ndarray, v: np.ndarray, branch) -> np.ndarray:
+def softmax_over_landmarks(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, q0: np.ndarray, k0: np.ndarray, branch
+) -> np.ndarray:
     """Σ_s w_ts v_s / Σ_s w_ts of one head's q, k, v ``[t ·]``: w_ts = γ e^(q_t·k_s) in the window,
-    Σ_j e^(q_t·c_j) φ_j(k_s) before it, where q·c are the scores of the query map.
+    Σ_j e^(q0_t·c_j) φ_j(k0_s) before it, where q0·c are the scores of the query map, and q0 and k0
+    what q and k were before rotary positions.
     """
     heads = branch.attention.heads // branch.attention.kv_heads
     maps = (branch.phi_q, heads), (branch.phi_k, 1)
@@ -67,8 +70,8 @@ def softmax_over_landmarks(q: np.ndarray, k: np.ndarray, v: np.ndarray, branch) 
             if t - s < window:
                 weights[s] = gamma * np.exp(q[t] @ k[s] * branch.attention.scaling)
             else:
-                near = np.exp(Wk @ k[s] + bk)
-                weights[s] = np.exp(Wq @ q[t] + bq) @ (near / near.sum())
+                near = np.exp(Wk @ k0[s] + bk)
+                weights[s] = np.exp(Wq @ q0[t] + bq) @ (near / near.sum())
         out[t] = weights @ v[: t + 1] / weights.sum()
     return out
 
@@ -79,9 +82,10 @@ def test_a_layer_is_softmax_with_landmarks_for_keys() -> None:
     g = Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 20, h, 8, generator=g, dtype=torch.float64) for h in (4, 2, 2))
     found = branch(q, k, v, None, None, None)[0, :, 0]
-    wanted = softmax_over_landmarks(
-        q[0, :, 0].numpy(), k[0, :, 0].numpy(), v[0, :, 0].numpy(), branch
-    )
+    places = torch.arange(20)[None]
+    before = branch.phi_q.unrotate(q, places), branch.phi_k.unrotate(k, places)
+    streams = (s[0, :, 0].numpy() for s in (q, k, v, *before))
+    wanted = softmax_over_landmarks(*streams, branch)
     assert error(found, torch.from_numpy(wanted)) < 1e-6  # γ is computed in float32
 
 

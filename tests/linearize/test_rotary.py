@@ -80,7 +80,7 @@ def test_landmarks_are_the_same_wherever_they_are_placed() -> None:
     one, other = (branches(model) for model in models)
     for layer in one:
         assert error(other[layer].phi_q.W, one[layer].phi_q.W) < 1e-3
-        assert torch.equal(other[layer].phi_q.speeds, one[layer].phi_q.speeds)
+        assert torch.equal(other[layer].phi_q.turning, one[layer].phi_q.turning)
 
 
 @pytest.mark.parametrize("by_head", [False, True])
@@ -111,9 +111,9 @@ def test_landmarks_that_say_nothing_of_positions_read_keys_as_they_are(tmp_path:
     place_landmarks(model, [{"input_ids": IDS}])
     model.save_pretrained(tmp_path)
     [file] = tmp_path.glob("*.safetensors")
-    stored = {name: x for name, x in load_file(file).items() if not name.endswith("speeds")}
+    stored = {name: x for name, x in load_file(file).items() if not name.endswith("turning")}
     save_file(stored, file, {"format": "pt"})
     loaded = branches(AutoModelForCausalLM.from_pretrained(tmp_path))
     for layer, branch in branches(model).items():
-        assert not loaded[layer].phi_k.speeds.any()
+        assert not loaded[layer].phi_k.turning[:, 1].any()
         assert torch.equal(loaded[layer].phi_k.W, branch.phi_k.W)

@@ -163,8 +163,7 @@ class WindowProblem(NamedTuple):
     W_k: Pointer = None
     b_q: Pointer = None
     b_k: Pointer = None
-    partners: Pointer = None
-    speeds: Pointer = None
+    turning: Pointer = None
     position: int = 0
     further: int = 0
     pages: Pages = IN_A_ROW

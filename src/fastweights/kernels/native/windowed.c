@@ -151,9 +151,11 @@ static void map_row(const Turn *turn, float *to, const float *x, const float *we
 static void find_turns(const Turn *turn, int64_t position)
 {
     const WindowProblem *p = turn->head.p;
-    const int64_t *speeds = p->speeds + turn->head.g * p->k;
+    if (!p->turning)
+        return;
+    const int64_t *speeds = p->turning + (2 * turn->head.g + 1) * p->k;
     const float unit = 1.4629180792671596e-9f; /* 2π / 2^32 */
-    for (long i = 0; p->speeds && i < p->k; i += W) {
+    for (long i = 0; i < p->k; i += W) {
         vec angles, sines, cosines;
         for (long j = 0; j < W; j++) {
             uint64_t turned = i + j < p->k ? (uint64_t)position * (uint64_t)speeds[i + j] : 0;
@@ -169,9 +171,9 @@ static void find_turns(const Turn *turn, int64_t position)
 static const float *unrotated(const Turn *turn, const float *x)
 {
     const WindowProblem *p = turn->head.p;
-    if (!p->speeds)
+    if (!p->turning)
         return x;
-    const int64_t *partners = p->partners + turn->head.g * p->k;
+    const int64_t *partners = p->turning + 2 * turn->head.g * p->k;
     for (long i = 0; i < p->k; i++)
         turn->unrotated[i] = x[i] * turn->cosines[i] + x[partners[i]] * turn->sines[i];
     return turn->unrotated;

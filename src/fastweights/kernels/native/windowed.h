@@ -35,10 +35,10 @@ typedef struct {
     float *next_features;
     const float *W_q, *W_k; /* [h f/2 k], [g f/2 k]: else; of landmarks [h f k], [g f k] */
     const float *b_q, *b_k; /* [h f], [g f]: of landmarks */
-    /* [g k]: of one token at a position, whose q and leaving key landmarks read as they were before
-     * rotary positions: the other channel of a pair, and how far each turns back, of 2^32, from one
-     * position to the next. NULL: as they are */
-    const int64_t *partners, *speeds;
+    /* [g 2 k]: of one token at a position, whose q and leaving key landmarks read as they were
+     * before rotary positions: the other channel of a pair, and how far each turns back, of 2^32,
+     * from one position to the next. NULL: as they are */
+    const int64_t *turning;
     int64_t position;
     int64_t further; /* so many of the last landmarks read q and the key as they are */
     Pages pages;            /* of keys, values, age and memory, and of the next */

@@ -47,8 +47,8 @@ class WindowRule(NamedTuple):
 class FeatureWeights(NamedTuple):
     """Features that C makes of q and of keys that leave the window: f, and W ``[h·f/2 k]``; of
     landmarks W ``[h·f k]`` and b ``[h·f]``, from which it has the log scale, too, and, of a token
-    at a position, the partners and speeds ``[h·k]`` of its channels, and how many of the last
-    landmarks read these as they are.
+    at a position, how its channels turn ``[h 2 k]``, and how many of the last landmarks read these
+    as they are.
     """
 
     f: abi.FeatureKind
@@ -56,8 +56,7 @@ class FeatureWeights(NamedTuple):
     W_k: Tensor
     b_q: Tensor | None = None
     b_k: Tensor | None = None
-    partners: Tensor | None = None
-    speeds: Tensor | None = None
+    turning: Tensor | None = None
     position: int = 0
     further: int = 0
 
@@ -106,8 +105,7 @@ def _turning(fq: Mapped, phi_k: Any) -> dict[str, Any]:
     """What is read as it was before rotary positions, of a token at a position."""
     if fq.position is None:
         return {}
-    names = "partners", "speeds", "further"
-    return {"position": fq.position, **{name: getattr(phi_k, name) for name in names}}
+    return {"turning": phi_k.turning, "position": fq.position, "further": phi_k.further}
 
 
 def _function(recurrence: WindowedLinear, phi_q: Any, phi_k: Any) -> tuple[Any, ...]:

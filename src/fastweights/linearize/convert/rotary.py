@@ -60,8 +60,7 @@ class Turning:
     def write(self, *maps: Landmarks) -> None:
         """Have landmarks read what was turned."""
         for phi in maps:
-            phi.partners.view(phi.heads, -1).copy_(self.partners)
-            phi.speeds.view(phi.heads, -1).copy_(self.speeds)
+            phi.turning.copy_(torch.stack([self.partners, self.speeds]))
 
 
 def positions_of(config: PretrainedConfig) -> int | None:
@@ -121,14 +120,14 @@ class _KeysAlone(Mode):
 def _as_turned(model: Any) -> Iterator[None]:
     """Let branches see keys as their positions have turned them, for the length of a block."""
     maps = [m for b in branches(model).values() for m in b.modules() if isinstance(m, Landmarks)]
-    speeds = [phi.speeds.clone() for phi in maps]
+    turnings = [phi.turning.clone() for phi in maps]
     for phi in maps:
-        phi.speeds.zero_()
+        phi.turning[:, 1].zero_()
     try:
         yield
     finally:
-        for phi, own in zip(maps, speeds, strict=True):
-            phi.speeds.copy_(own)
+        for phi, own in zip(maps, turnings, strict=True):
+            phi.turning.copy_(own)
 
 
 class _PairFit(NamedTuple):
