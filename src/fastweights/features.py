@@ -266,8 +266,9 @@ class Landmarks(ScaledMap):
         features: Half of n, as the other maps have two channels for each of their features.
 
     Attributes:
-        turning: ``[h 2 w]``, the channel that rotary positions turn each channel with, itself for
-            none; and how far it turns back from one position to the next, in `TURN`.
+        turning: ``[h 2 w]``, the same in all heads: the channel that rotary positions turn each
+            channel with, itself for none; and how far it turns back from one position to the next,
+            in `TURN`.
         further: How many of the last landmarks read x as rotary positions have turned it.
     """
 
@@ -293,7 +294,7 @@ class Landmarks(ScaledMap):
         return x.softmax(-1)
 
     def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        return unrotate(upcast(x), positions, *self.turning.unbind(1))
+        return unrotate(upcast(x), positions, *self.turning[0])
 
     def scores(self, x: Tensor) -> Tensor:
         """Compute x W + b."""
@@ -342,11 +343,10 @@ def unrotate(x: Tensor, positions: Tensor, partners: Tensor, speeds: Tensor) -> 
     Args:
         x: Queries or keys.
         positions: n ``[b t]``; integers.
-        partners: p ``[h w]``.
-        speeds: ω ``[h w]``, in `TURN`.
+        partners: p ``[w]``.
+        speeds: ω ``[w]``, in `TURN`.
     """
     angles = positions[..., None, None] * speeds
     angles = (angles + TURN // 2) % TURN - TURN // 2
     angles = angles.to(x.dtype) * (2 * math.pi / TURN)
-    others = x.gather(-1, partners.expand(x.shape))
-    return x * angles.cos() + others * angles.sin()
+    return x * angles.cos() + x.gather(-1, partners.expand(x.shape)) * angles.sin()

@@ -46,7 +46,7 @@ class Turning:
 
     def undo(self, x: Tensor, positions: Tensor) -> Tensor:
         """What was turned to ``x [b t h k]`` at ``positions [b t]``."""
-        partners, speeds = (s.to(x.device)[None] for s in (self.partners, self.speeds))
+        partners, speeds = (s.to(x.device) for s in (self.partners, self.speeds))
         return unrotate(x, positions, partners, speeds)
 
     def mean(self, distances: Tensor, weights: Tensor) -> Tensor:
