@@ -266,9 +266,9 @@ class Landmarks(ScaledMap):
         features: Half of n, as the other maps have two channels for each of their features.
 
     Attributes:
-        turning: ``[h 2 w]``, the same in all heads: the channel that rotary positions turn each
-            channel with, itself for none; and how far it turns back from one position to the next,
-            in `TURN`.
+        turning: ``[h 2 w]``, the channel that rotary positions turn each channel with, itself for
+            none; and how far it turns back from one position to the next, in `TURN`. The same in
+            all heads, which may be divided.
         further: How many of the last landmarks read x as rotary positions have turned it.
     """
 

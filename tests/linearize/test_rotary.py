@@ -72,6 +72,14 @@ def test_positions_that_turn_nothing_are_left_alone() -> None:
         assert not turning.speeds.any()
 
 
+def test_keys_of_zeros_are_not_turned() -> None:
+    model = linearize(teacher(), ANALOG)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight.zero_()
+    turnings = find_turnings(model)
+    assert [bool(turning.speeds.any()) for turning in turnings.values()] == [False, True, True]
+
+
 def test_landmarks_are_the_same_wherever_they_are_placed() -> None:
     models = [linearize(teacher(), ANALOG) for _ in range(2)]
     for model, first in zip(models, (0, 70), strict=True):

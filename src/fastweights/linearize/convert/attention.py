@@ -107,7 +107,9 @@ def scale_scores(module: Any, query: Tensor, options: Mapping[str, Any]) -> Tens
     base = getattr(module, "linear_log_scale", 0)
     if not base:
         return query
-    scale = (position_ids_among(options) + base).log() / math.log(base)  # type: ignore[operator]
+    positions = position_ids_among(options)
+    assert positions is not None, "a layer whose positions are hidden is told of them"
+    scale = (positions + base).log() / math.log(base)
     return query * scale[:, None, :, None].to(query.dtype)
 
 

@@ -82,14 +82,8 @@ class GroupedBranch(LinearBranch):
         segments: Segments | None,
         kept: Kept,
     ) -> tuple[Tensor, Tensor]:
-        past = () if kept is None else self._split(kept)[1]
-        parts = zip(self.branches, self.query_heads, self.key_heads, strict=True)
-        found = [
-            group.align(q[:, :, queries], k[:, :, own], positions, keep, segments, past or None)
-            for group, queries, own in parts
-        ]
-        queries, keys = (torch.cat(streams, 2) for streams in zip(*found, strict=True))
-        return queries[:, :, list(self.order)], keys[:, :, list(_places(self.key_heads))]
+        # what turns one head turns all of them, and all count the same tokens
+        return self.branches[0].align(q, k, positions, keep, segments, kept)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> HeadGroups:
         return self.project_behind((), q, k, v, None, None)

@@ -75,7 +75,8 @@ def find_turnings(model: Any) -> dict[int, Turning]:
     is told by the keys, whatever the family calls it. Where they do something else, or there are
     none, nothing is turned.
     """
-    ids = torch.arange(TOKENS, device=model.device)[None] % model.config.vocab_size
+    ids = torch.arange(TOKENS, device=model.device)[None]
+    ids = ids % model.config.get_text_config().vocab_size
     room = (positions_of(model.config) or SHIFTS[-1] + TOKENS) - TOKENS
     takes = "position_ids" in signature(type(model.base_model).forward).parameters
     shifts = [shift for shift in SHIFTS if takes and shift <= room]
@@ -83,7 +84,7 @@ def find_turnings(model: Any) -> dict[int, Turning]:
     found, pairs = dict[int, Turning](), None
     for layer, first in seen[0].items():
         moved = {shift: keys[layer] for shift, keys in zip(shifts, seen[1:], strict=True)}
-        fit = _find(first, moved, pairs) if moved else None
+        fit = _find(first, moved, pairs) if moved and first.any() else None
         found[layer] = Turning.none(first.shape[-1]) if fit is None else fit.turning(first)
         pairs = pairs if fit is None else fit.pairs
     return found
