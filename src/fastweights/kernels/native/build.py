@@ -13,11 +13,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "fastweights.so"
-KERNELS = (
+KERNELS = (  # those that take the compiler longest begin
     "matrix.c",
     "scan.c",
     "complex.c",
@@ -87,7 +88,8 @@ def source_hash() -> int:
 
 
 def compile_object(cc: list[str], source: str, flags: list[str], folder: str) -> str:
-    target = str(Path(folder) / f"{len(os.listdir(folder))}.o")
+    handle, target = tempfile.mkstemp(".o", dir=folder)
+    os.close(handle)
     done = subprocess.run(
         [*cc, *FLAGS, *flags, "-c", str(HERE / source), "-o", target],
         capture_output=True,
@@ -104,13 +106,14 @@ def build() -> Path:
         raise BuildError("the extension needs POSIX threads")
     cc = compiler()
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [(source, [f"-DSOURCES={source_hash()}"]) for source in COMMON]
-        jobs += [
+        jobs = [
             (k, [*flags, f"-DISA={isa}"])
-            for isa, flags in instruction_sets().items()
             for k in KERNELS
+            for isa, flags in instruction_sets().items()
         ]
-        objects = [compile_object(cc, source, flags, folder) for source, flags in jobs]
+        jobs += [(source, [f"-DSOURCES={source_hash()}"]) for source in COMMON]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda job: compile_object(cc, *job, folder), jobs))
         linked = Path(folder) / LIBRARY.name
         done = subprocess.run(
             [*cc, "-shared", "-pthread", *objects, "-o", str(linked), "-lm"],

@@ -11,7 +11,7 @@
 #define SIDE 4
 #define TASK_BYTES (1 << 15)
 #define LINE 64
-#define FAR 2048 /* the next outputs of longer rows would be fetched too far ahead */
+#define FAR_BYTES 2048 /* the next outputs of longer rows would be fetched too far ahead */
 
 /* Outputs of a task, by the bytes of each: enough that what is fetched ahead is mostly its own. */
 INLINE long task_outputs(long bytes)
@@ -28,7 +28,7 @@ INLINE long tasks(long outputs, long bytes)
 /* Bytes from those of an output that are read now to those to fetch, by its bytes in all. */
 INLINE long ahead(long bytes)
 {
-    return bytes > FAR ? FAR : SIDE * bytes;
+    return bytes > FAR_BYTES ? FAR_BYTES : SIDE * bytes;
 }
 
 /* W bytes as floats; compilers widen bytes one by one where they are not told the instruction. */
@@ -222,8 +222,8 @@ INLINE float sum_of_parts(parts x)
 INLINE void int4_tile(const Int4Product *p, long r, long o, int rows, int count)
 {
     long groups = p->inputs / INT4_GROUP;
-    float scale[2][SIDE][GROUPS_AT_ONCE], wide[GROUPS_AT_ONCE], shift[2][SIDE] = {{0}};
-    parts sum[2][SIDE] = {{{0}}};
+    float scale[2][SIDE][GROUPS_AT_ONCE], wide[GROUPS_AT_ONCE], shift[2][SIDE] = {0};
+    parts sum[2][SIDE] = {0};
     for (long first = 0; first < groups; first += GROUPS_AT_ONCE) {
         long own = groups - first < GROUPS_AT_ONCE ? groups - first : GROUPS_AT_ONCE;
         for (int b = 0; b < count; b++) {
