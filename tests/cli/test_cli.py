@@ -250,6 +250,7 @@ def test_list_counts_the_parameters_of_presets(capsys, monkeypatch):
     assert "51,570M 52,000M mamba, softmax Jamba" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", [["--presets"], ["--tasks"], []])
 def test_listed_names_can_be_copied_from_a_narrow_terminal(capsys, monkeypatch, what):
     monkeypatch.setenv("COLUMNS", "80")

@@ -68,6 +68,7 @@ def patched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run(folder, *words, module="fastweights.cli patch")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "words",
     [

@@ -48,10 +48,11 @@ def test_every_page_is_tested(pages: dict[str, Any]) -> None:
     assert set(pages) == set(NAMES)
 
 
-# that one asks every mixer for its kernels, as `make docs` does every time
+# that one asks every mixer for its kernels; `make docs` renders all of them every time
 RENDERED = [pytest.param(n, marks=pytest.mark.slow if n == "mixers" else ()) for n in NAMES]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RENDERED)
 def test_a_page_says_what_was_measured(pages: dict[str, Any], name: str) -> None:
     text = pages[name].path.read_text(encoding="utf-8")
@@ -66,6 +67,7 @@ def test_its_pictures_are_drawn_or_kept(pages: dict[str, Any], name: str) -> Non
     assert shown - kept == set(pages[name].pictures)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_picture_is_drawn(pages: dict[str, Any], name: str) -> None:

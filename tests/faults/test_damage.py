@@ -95,6 +95,7 @@ def _note(out: str, folder: Path) -> str:
     return " ".join(lines).replace(str(folder), "RUN")
 
 
+@pytest.mark.sampled
 @pytest.mark.long
 @pytest.mark.parametrize("whole", [False, True], ids=["stopped", "finished"])
 def test_a_damaged_file_of_a_run(undisturbed, half, tmp_path, told, whole):
@@ -131,6 +132,7 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", LARGEST)
 def test_no_space_for_larger_files(undisturbed, tmp_path, told, size):
     with files_up_to(size):

@@ -136,12 +136,11 @@ def test_the_header_names_commit_machine_and_versions():
     assert {"python", "torch", "transformers"} <= versions().keys()
     found = commit()
     assert found is None or len(found.rstrip("+")) == 40
+    precision = torch.backends.mkldnn.matmul.fp32_precision
     ceilings = Ceilings.measure_now(CPU, quick=True)
+    assert torch.backends.mkldnn.matmul.fp32_precision == precision
     assert min(ceilings.fp32, ceilings.bf16, ceilings.bandwidth) > 0
     assert ceilings.gemm(torch.float32) >= ceilings.fp32
-    precision = torch.backends.mkldnn.matmul.fp32_precision
-    Ceilings.measure_now(CPU, quick=True)
-    assert torch.backends.mkldnn.matmul.fp32_precision == precision
 
 
 @with_known_ceilings
@@ -187,6 +186,7 @@ QUICK = ("decay scalar", "decay tied", "delta scalar", "mesa 30 steps", "scan re
 """Cases that stand for others by the same kernels."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "case",
     [

@@ -60,6 +60,7 @@ def test_a_linear_classifier_separates_what_is_separable() -> None:
     assert (linear_classifier((x, y), x, 2) == y).float().mean() > 0.95
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("protocol", "predictor", "wanted"),
     [

@@ -8,11 +8,17 @@ import pytest
 import torch
 from test_mixers import LAYERS, Layer, inputs, tensors
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from families import padded, positions, student
 from fastweights.generate import stream
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from tolerances import assert_close
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < TorchVersion("2.11"),
+    reason="torch 2.8's compiler fails on slices and properties of named tuples",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,7 @@ def test_models_have_their_published_size(recipe: TrainingRecipe) -> None:
     assert found == pytest.approx(recipe.parameters.value, rel=0.055)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recipe", TRAININGS, ids=names(TRAININGS))
 def test_the_command_of_a_training_means_the_recipe(recipe: TrainingRecipe) -> None:
     chosen = build_parser().parse_args(command_of(recipe, WHOLE, 4))
@@ -172,6 +173,7 @@ def test_recipes_are_named() -> None:
         find_recipe("metala-360")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["metala-360m", "mesanet-440m"])
 def test_the_page_of_plans_has_what_the_command_says(name: str) -> None:
     recipe, costs = find_recipe(name), ROOT / "benchmarks/results/plan/costs.json"

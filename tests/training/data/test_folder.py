@@ -155,6 +155,7 @@ def test_reading_stops_when_it_is_asked_to_and_goes_on(records, tmp_path, monkey
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize(
     "name",

@@ -102,6 +102,7 @@ def stop_after(steps: int) -> Callable[[], bool]:
     return lambda: next(left, 0) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "lora"),

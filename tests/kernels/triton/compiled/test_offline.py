@@ -32,6 +32,7 @@ def compiled(capability: int, **options: object) -> Compiled:
     return kernel
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("capability", CHIPS)
 def test_products_are_made_by_the_chips_tensor_cores(capability: int) -> None:
     kernel = compiled(capability)
