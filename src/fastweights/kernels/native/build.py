@@ -113,7 +113,8 @@ def build() -> Path:
         ]
         jobs += [(source, [f"-DSOURCES={source_hash()}"]) for source in COMMON]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda job: compile_object(cc, *job, folder), jobs))
+            made = [pool.submit(compile_object, cc, *job, folder) for job in jobs]
+        objects = [one.result() for one in made]
         linked = Path(folder) / LIBRARY.name
         done = subprocess.run(
             [*cc, "-shared", "-pthread", *objects, "-o", str(linked), "-lm"],
