@@ -80,7 +80,7 @@ real: $(VENV)/installed-test  ## fetch two pretrained models into models/, and u
 	$(BIN)/python tests/support/real_models.py models
 	$(PYTEST) -m real tests/real
 
-lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 1 minute
+lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 3 minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -93,13 +93,13 @@ format: $(VENV)/installed-dev  ## rewrite the code as ruff has it: a second
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-pages: $(VENV)/installed  ## pages of measurements and their pictures, from benchmarks/results: a quarter
-	cd benchmarks && $(abspath $(BIN))/python -m pages
+pages: $(VENV)/installed  ## pages of measurements and their pictures, from benchmarks/results: 2 minutes
+	cd benchmarks && $(SINGLE) $(abspath $(BIN))/python -m pages
 
 static: $(VENV)/installed-test  ## what kernels take of GPUs, computed without one: 20 minutes
 	cd benchmarks && $(abspath $(BIN))/python -m static
 
-docs: $(VENV)/installed-docs pages  ## the documentation site, in site/: 1 minute
+docs: $(VENV)/installed-docs pages  ## the documentation site, in site/: 2 minutes
 	$(BIN)/mkdocs build --strict
 
 build: $(VENV)/installed-release  ## source archive and wheel, in dist/, as an index takes them: 1 minute

@@ -14,7 +14,9 @@ def main() -> None:
 
 
 def write(page: Page) -> None:
-    page.path.write_text(page.render(page.path.read_text(encoding="utf-8")), encoding="utf-8")
+    before = page.path.read_text(encoding="utf-8")
+    if (text := page.render(before)) != before:
+        page.path.write_text(text, encoding="utf-8")
     for name, draw in page.pictures.items():
         picture = PICTURES / name
         picture.parent.mkdir(parents=True, exist_ok=True)

@@ -26,13 +26,16 @@ def _outcomes() -> dict[str, Outcome]:
     return {name: results(f"reproduce/{name}") for name in names}
 
 
-def _measured() -> Iterator[tuple[str, Claim, Outcome]]:
+@cache
+def _measured() -> list[tuple[str, Claim, Outcome]]:
     """Each claim at each size that it was measured at, in the order of the claims."""
-    for name, claim in CLAIMS.items():
-        for size, sized in claim.sizes.items():
-            outcome = _outcomes().get(f"{name}-{size}")
-            if outcome and outcome.get("experiment") in (None, key_of(sized.experiment)):
-                yield name, claim, outcome
+    return [
+        (name, claim, outcome)
+        for name, claim in CLAIMS.items()
+        for size, sized in claim.sizes.items()
+        if (outcome := _outcomes().get(f"{name}-{size}"))
+        and outcome.get("experiment") in (None, key_of(sized.experiment))
+    ]
 
 
 GROUPS = {

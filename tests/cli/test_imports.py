@@ -62,7 +62,7 @@ else: raise AssertionError
 """transformers knows ours."""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_public_names_import_only_what_they_use() -> None:
     names = ", ".join(name for name in fastweights.__all__ if name != "linearize")
     code = (

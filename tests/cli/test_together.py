@@ -143,6 +143,7 @@ def test_an_error_of_all_is_said_once(tmp_path, change, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "message"),
     [

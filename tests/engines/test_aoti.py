@@ -55,6 +55,7 @@ def test_chunks_are_the_model(name: str) -> None:
     torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [TRACED, *(pytest.param(n, marks=pytest.mark.slow) for n in first_of_each(MIXERS))],

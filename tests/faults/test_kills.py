@@ -185,6 +185,7 @@ def test_torchrun_starts_all_again(text, ends, tmp_path, told, number):
     told(f"{number.name} of a worker, --max-restarts 1", 0, " / ".join(running.errors))
 
 
+@pytest.mark.slow
 def test_a_single_process_ends_within_its_notice(text, tmp_path, told):
     """As the command that it is, in a process of its own."""
     words = train_words(text, tmp_path / "run", *MORE, "--steps", "100000")

@@ -86,6 +86,7 @@ def outcomes(text: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_worker_is_replaced_and_the_rest_goes_on(tmp_path):
     text = run(tmp_path, "-p", "xdist", "-n", "1", "--dist", "worksteal")
     found = outcomes(text)

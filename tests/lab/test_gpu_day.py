@@ -135,6 +135,7 @@ def gone(pid: int) -> bool:
     return not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+@pytest.mark.slow
 def test_every_stage_of_one_case(tmp_path, monkeypatch):
     """In files as few as come back from the machine; a second call has nothing to do."""
     monkeypatch.setitem(FAMILIES, "layers", ("RMSNorm",))

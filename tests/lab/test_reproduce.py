@@ -482,7 +482,7 @@ def test_other_seeds_choose_the_rate_and_one_training_serves_all_lengths(tmp_pat
     assert set(floors.places()) == {16, 32}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_times_are_measured_in_turn(tmp_path: Path) -> None:
     trials = (
         *(TrainingSteps(TINY_MODELS, 32, length, 2) for length in (16, 32)),

@@ -226,7 +226,7 @@ print(type(model).__name__, float(model(ids).logits.double().sum()))
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_process_needs_one_import_which_loads_no_family(tmp_path: Path) -> None:
     model = student()
     model.save_pretrained(tmp_path)

@@ -335,8 +335,8 @@ def test_a_loss_that_explodes_stops_the_fit(tmp_path):
     assert names == ["step-00000001", "step-00000002"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blockwise", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.long
 def test_two_processes_train_as_one(tmp_path: Path, blockwise: bool):
     launch_two(_transfer, tmp_path / "two", blockwise)
     _transfer(tmp_path / "one", blockwise)

@@ -231,7 +231,7 @@ model.save_pretrained(folder + "/again")
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ours", pytest.param("linearized", marks=pytest.mark.slow)])
 def test_a_program_that_never_heard_of_us_loads_it(name: str, tmp_path: Path) -> None:
     model = OURS[name]()

@@ -59,6 +59,7 @@ def beyond(report: Report, kind: str, tolerance: float) -> Report:
     return {name: error for name, error in found.items() if not error <= tolerance}
 
 
+@pytest.mark.slow
 def test_some_rules_on_two_processes(two: Report) -> None:
     assert not beyond(two, "float64", 1e-10)
 

@@ -274,6 +274,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.txt", pytest.param("a.jsonl", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_text(tmp_path, name):
     size = 60 << 20

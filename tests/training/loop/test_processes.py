@@ -56,6 +56,7 @@ def train_without_the_second(folder: Path) -> None:
         train(tiny(folder), folder / "out", cpu=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [train_by_different_layouts, train_without_the_second])
 def test_processes_that_cannot_train_together_say_so(run, tmp_path):
     tiny(tmp_path)  # writes the text, once

@@ -72,6 +72,7 @@ def test_a_length_that_specialises_shows() -> None:
         assert launched(log, 7, 64) == 3
 
 
+@pytest.mark.slow
 def test_spills_are_seen() -> None:
     kernel = compiled(90, num_warps=1, dtype=torch.float32)
     assert kernel.spill_stores > 0
