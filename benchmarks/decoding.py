@@ -1,10 +1,12 @@
 """Tokens per second of a pretrained model: transformers, patched, imported, linearized; in turns.
 
     python benchmarks/decoding.py SMOLLM2
+    python benchmarks/decoding.py SMOLLM2 --contexts 512 --sequences 2 4 8 --out decoding-several.json
 
-`SMOLLM2` is a folder of a model that has an importer. One sequence, after prompts of several
-lengths: milliseconds per token, the least and the median of `--rounds` tokens each, which all
-contenders but the patched one read in turn, and tokens per second of the least. "imported, modules"
+`SMOLLM2` is a folder of a model that has an importer. One sequence or several, after prompts of
+several lengths: milliseconds per token of each, the least and the median of `--rounds` tokens,
+which all contenders but the patched one read in turn, and tokens per second, of all sequences
+together, of the least. "imported, modules"
 is the imported model without `NativeStep`. The linearized one (window of 64) is not trained, which
 takes as long.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -71,7 +74,7 @@ def read_in_turn(
     times: dict[str, list[float]] = {name: [] for name in chosen}
     for decoder in decoders.values():
         decoder.read_prompt(ids, None, 2048)
-    for token in torch.arange(rounds + 1)[:, None]:
+    for token in torch.arange(rounds + 1)[:, None].expand(-1, len(ids)):
         for name, decoder in decoders.items():
             start = perf_counter()
             chosen[name][1](decoder, token)
@@ -79,16 +82,18 @@ def read_in_turn(
     return times
 
 
-def measure(made: dict[str, tuple[Model, Read]], context: int, rounds: int) -> dict[str, Any]:
+def measure(
+    made: dict[str, tuple[Model, Read]], context: int, sequences: int, rounds: int
+) -> dict[str, Any]:
     """Milliseconds of a token and tokens per second, by contender."""
-    ids = torch.randint(1000, (1, context), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(1000, (sequences, context), generator=torch.Generator().manual_seed(0))
     times = read_in_turn(made, ids, rounds)
     with patch_transformers():
         times["transformers, patched"] = read_in_turn(made, ids, rounds, only=THEIRS)[THEIRS]
     # The first token makes room and packs calls.
     least = {name: min(found[1:]) for name, found in times.items()}
     middle = {name: median(found[1:]) for name, found in times.items()}
-    speed = {name: 1e3 / found for name, found in least.items()}
+    speed = {name: 1e3 * sequences / found for name, found in least.items()}
     return {"least": least, "median": middle, "tokens per second": speed}
 
 
@@ -97,15 +102,18 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    parser.add_argument("--sequences", type=int, nargs="+", default=(1,))
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     settings = {"rounds": chosen.rounds, "threads": chosen.threads, "model": chosen.model.name}
     report = open_report("decoding", chosen.out, settings)
     made: dict[str, tuple[Model, Read]] = {}
-    for context in chosen.contexts:
-        if not report.has(group := f"context {context}"):
+    for context, sequences in product(chosen.contexts, chosen.sequences):
+        beside = "" if sequences == 1 else f", {sequences} sequences"
+        if not report.has(group := f"context {context}{beside}"):
             made = made or contenders(chosen.model)
-            report.add(group, [{"context": context, **measure(made, context, chosen.rounds)}])
+            found = measure(made, context, sequences, chosen.rounds)
+            report.add(group, [{"context": context, "sequences": sequences, **found}])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, logarithmic, png
 from pages.page import Page, Row, origin, results, rows_of
@@ -52,10 +54,18 @@ SPEED = "tokens per second"
 
 def token() -> str:
     """Tokens per second of each way, and times transformers'."""
-    rows = rows_of("decoding")
-    columns = (SPEED, *(f"after {row['context']:,}" for row in rows))
+    return _speeds("decoding", lambda row: f"after {row['context']:,}")
+
+
+def several() -> str:
+    """The same of several sequences together."""
+    return _speeds("decoding-several", lambda row: f"{row['sequences']} sequences")
+
+
+def _speeds(name: str, column: Callable[[Row], str]) -> str:
+    rows = rows_of(name)
     lines = ((way, *(_speed(row[SPEED], way) for row in rows)) for way in rows[0][SPEED])
-    return f"{origin('decoding')}.\n\n{table(columns, lines)}"
+    return f"{origin(name)}.\n\n{table((SPEED, *map(column, rows)), lines)}"
 
 
 def _speed(speed: Row, way: str) -> str:
@@ -77,4 +87,6 @@ def token_picture() -> bytes:
     return png(figure)
 
 
-PAGE = Page("serving", (quantized, perplexity, speed, token), {"smollm2-token.png": token_picture})
+PAGE = Page(
+    "serving", (quantized, perplexity, speed, token, several), {"smollm2-token.png": token_picture}
+)

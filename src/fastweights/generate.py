@@ -95,7 +95,7 @@ class Decoder:
         self.step: StaticStep | None = None
         self._name = CACHE
         self._seen: Tensor | None = None
-        self._begun, self._count = cache is not None, _tokens_in(self.cache)
+        self._begun, self._count, self._sequences = cache is not None, _tokens_in(self.cache), 1
         self._host_waits: str | None = None
         self._eager: bool | None = None
         self._native: NativeStep | str | None = None
@@ -128,6 +128,7 @@ class Decoder:
 
     def _read(self, ids: Tensor, mask: Tensor | None, **told: Any) -> Tensor:
         model: Any = self.model
+        self._sequences = len(ids)
         kept = {} if self.cache is None else {self._name: self.cache}
         output = model(
             input_ids=ids,
@@ -161,6 +162,7 @@ class Decoder:
 
     @torch.inference_mode()
     def _read_eagerly(self, token: Tensor) -> Tensor:
+        self._sequences = len(token)
         if self.refuse_native_step() is not None:
             return self.read(token[:, None])
         assert isinstance(self._native, NativeStep)
@@ -169,10 +171,11 @@ class Decoder:
 
     def refuse_native_step(self) -> str | None:
         """Why modules read the next token, None where a `NativeStep` does."""
-        native = self._native
-        stale = native.stale if isinstance(native, NativeStep) else self._choices != choices()
-        if stale:
-            self._native, self._choices = _native_step(self.model), choices()
+        native, sequences = self._native, self._sequences
+        same = native is not None and self._choices == (*choices(), sequences)
+        if not same or (isinstance(native, NativeStep) and native.stale):
+            self._native = _native_step(self.model, sequences)
+            self._choices = (*choices(), sequences)
         if not isinstance(self._native, NativeStep):
             return self._native
         with torch.inference_mode():
@@ -219,13 +222,13 @@ class Decoder:
             logits = self.read_token(token)
 
 
-def _native_step(model: PreTrainedModel) -> NativeStep | str:
+def _native_step(model: PreTrainedModel, sequences: int) -> NativeStep | str:
     """A step of the model, or why there is none."""
     try:
         if isinstance(model, FastWeightsForCausalLM):
-            return SoftmaxStep(model)
+            return SoftmaxStep(model, sequences)
         if isinstance(model, DecodesNatively):
-            return model.make_native_step()
+            return model.make_native_step(sequences)
         return f"a {type(model).__name__} is not a model of ours"
     except NoStepError as error:
         return str(error)

@@ -47,9 +47,9 @@ def model_of(name: str, chosen: list[int] | None = None, **fields: Any) -> Any:
     return model.eval()
 
 
-def begin(model: Any) -> Decoder:
+def begin(model: Any, sequences: int = 1) -> Decoder:
     decoder = Decoder(model)
-    decoder.read(IDS[:, :7])
+    decoder.read((IDS[:, :7] + torch.arange(sequences)[:, None]) % VOCABULARY)
     return decoder
 
 
@@ -67,6 +67,41 @@ def compare(model: Any, tokens: int = 20) -> None:
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_token_has_the_numbers_of_the_modules(name: str) -> None:
     compare(model_of(name))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_tokens_of_several_sequences_have_the_numbers_of_the_modules(name: str) -> None:
+    """But for the order of sums: modules make features of several tokens by torch."""
+    model = model_of(name)
+    modules, decoder = begin(model, 3), begin(model, 3)
+    assert decoder.refuse_native_step() is None
+    for i in range(20):
+        token = (torch.arange(3) + i) % VOCABULARY
+        expected = modules.read(token[:, None])
+        found = decoder.read(token[:, None]) if i % 7 == 3 else decoder.read_token(token)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(decoder.cache.layers, modules.cache.layers, strict=True):
+        torch.testing.assert_close(ours.state, theirs.state, rtol=1e-4, atol=1e-5)
+
+
+def test_several_sequences_of_a_hybrid_have_them_too() -> None:
+    model = model_of("landmarks", [0, 2])
+    modules, decoder = begin(model, 2), begin(model, 2)
+    assert decoder.refuse_native_step() is None
+    for token in torch.arange(10).view(5, 2):
+        expected = modules.read(token[:, None])
+        torch.testing.assert_close(decoder.read_token(token), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_behind_padding_are_those_of_the_modules() -> None:
+    model, found = model_of("all of it"), []
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    for reads in (Decoder.read_token, lambda decoder, token: decoder.read(token[:, None])):
+        with torch.inference_mode():
+            cache = model(IDS[:, :7].expand(2, -1), attention_mask=mask, use_cache=True).cache
+        decoder = Decoder(model, cache)
+        found.append(torch.stack([reads(decoder, torch.tensor([i, i])).clone() for i in range(9)]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["landmarks", "all of it"])
@@ -144,7 +179,9 @@ def test_modules_read_what_a_step_does_not() -> None:
     decoder.cache.layers[0].activate_past_recording()
     assert "can go back" in str(decoder.refuse_native_step())
     several = Decoder(decoder.model)
-    several.read(IDS[:, :7].expand(2, -1))
-    assert "2 sequences" in str(several.refuse_native_step())
-    several.model.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
-    assert "hooks" in str(several.refuse_native_step())
+    several.read(IDS[:, :7].expand(9, -1))
+    assert "a product is not" in str(several.refuse_native_step())
+    few = begin(decoder.model, 2)
+    assert few.refuse_native_step() is None
+    few.model.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
+    assert "hooks" in str(few.refuse_native_step())

@@ -1,4 +1,4 @@
-"""A token of one sequence through softmax layers, by calls of C that are packed once.
+"""A token of a few sequences through softmax layers, by calls of C that are packed once.
 
 Read by modules, a token of a model of thirty layers spends more time in Python than its weights
 take to be read. A `NativeStep` makes the same calls of the same kernels, so the same numbers, on
@@ -55,10 +55,10 @@ class LayerCalls(NamedTuple):
         leave: the output projection
         widen: the norm, and gate and values of the MLP
         narrow: its output projection
-        turning: queries and keys, ``[1 1 h+g k]``
-        value: ``[1 g 1 v]``
-        read: what the queries have read, ``[1 1 h·v]``
-        gated: gate, values and their product, ``[1 1 width]`` each
+        turning: the queries of all b sequences, then their keys, ``[1 1 b(h+g) k]``
+        value: ``[b g 1 v]``
+        read: what the queries have read, ``[b 1 h·v]``
+        gated: gate, values and their product, ``[b 1 width]`` each
         heads: h
         activation: of the gate
     """
@@ -73,6 +73,12 @@ class LayerCalls(NamedTuple):
     gated: list[Tensor]
     heads: int
     activation: nn.Module
+
+    def divide(self, turned: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries ``[b 1 h k]`` and keys ``[b 1 g k]`` of what `turning` has become."""
+        (b, g), rows = self.value.shape[:2], turned.view(-1, turned.shape[-1])
+        q, k = rows.split([b * self.heads, b * g])
+        return q.view(b, 1, self.heads, -1), k.view(b, 1, g, -1)
 
 
 class LayerModules(NamedTuple):
@@ -97,18 +103,21 @@ class LayerModules(NamedTuple):
 
 
 class NativeStep(ABC):
-    """Reads single tokens of one sequence as a model does, without its modules.
+    """Reads single tokens of sequences as a model does, without its modules.
 
     Args:
         model: in evaluation mode; of weights that stay where they are, see `stale`
+        sequences: b, how many are read at once, each at the same place
         hooked: functions that may wait for calls of its modules, as the step does what they do
 
     Raises:
         NoStepError: if modules must read them
     """
 
-    def __init__(self, model: Any, hooked: Collection[Callable[..., Any]] = ()) -> None:
-        self.model, self._choices = model, choices()
+    def __init__(
+        self, model: Any, sequences: int, hooked: Collection[Callable[..., Any]] = ()
+    ) -> None:
+        self.model, self.sequences, self._choices = model, sequences, choices()
         self._rooms: dict[tuple[str, int], Tensor] = {}
         width = model.config.hidden_size
         self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
@@ -141,7 +150,7 @@ class NativeStep(ABC):
 
     @abstractmethod
     def __call__(self, token: Tensor, cache: Any) -> Tensor:
-        """The logits ``[1 vocab]`` after one more token ``[1]``, by which the cache is advanced."""
+        """The logits ``[b vocab]`` after one more token ``[b]``, by which the cache is advanced."""
 
     @property
     def stale(self) -> bool:
@@ -183,8 +192,8 @@ class NativeStep(ABC):
         w_q, w_k, w_v, w_o = parts.projections
         w_1, w_2, w_3 = parts.mlp
         queries, keys, values = (layer.out_features for layer in (w_q, w_k, w_v))
-        both = self._room("turning", queries + keys)
-        turning = [both[..., :queries], both[..., queries:]]
+        both, b = self._room("turning", queries + keys), self.sequences
+        turning = [s.view(b, 1, -1) for s in both.view(-1).split([b * queries, b * keys])]
         value = self._room("value", values)
         read = self._room("read", w_o.in_features)
         gated = [self._room(name, w_3.in_features) for name in ("gate", "z", "product")]
@@ -194,8 +203,8 @@ class NativeStep(ABC):
             self._products(w_o, x=read, to=[self._y]),
             [second, *self._products(w_1, w_2, to=gated[:2])],
             self._products(w_3, x=gated[2], to=[self._y]),
-            both.view(1, 1, parts.heads + parts.kv_heads, -1),
-            value.view(1, parts.kv_heads, 1, -1),
+            both.view(1, 1, b * (parts.heads + parts.kv_heads), -1),
+            value.view(b, parts.kv_heads, 1, -1),
             read,
             gated,
             parts.heads,
@@ -219,17 +228,17 @@ class NativeStep(ABC):
         return _taken(prepare_quantized_rows(product, y), "a product")
 
     def _room(self, name: str, width: int) -> Tensor:
-        """Memory ``[1 1 width]``, the same for this name in every layer."""
+        """Memory ``[b 1 width]``, the same for this name in every layer."""
         if (name, width) not in self._rooms:
-            self._rooms[name, width] = torch.empty(1, 1, width)
+            self._rooms[name, width] = torch.empty(self.sequences, 1, width)
         return self._rooms[name, width]
 
 
 class DecodesNatively:
     """A model that has a step of its own."""
 
-    def make_native_step(self) -> NativeStep:
-        """The step of this model.
+    def make_native_step(self, sequences: int) -> NativeStep:
+        """The step of this model for so many sequences.
 
         Raises:
             NoStepError: if modules must read its tokens
@@ -240,10 +249,10 @@ class DecodesNatively:
 class SoftmaxStep(NativeStep):
     """The step of a model of softmax layers of ours."""
 
-    def __init__(self, model: FastWeightsForCausalLM) -> None:
+    def __init__(self, model: FastWeightsForCausalLM, sequences: int) -> None:
         _require(isinstance(model.model.method, Auto), "its method is not Auto()")
         self._blocks: Any = model.model.layers
-        super().__init__(model)
+        super().__init__(model, sequences)
         self._states: Any = None
         self._turning = [block.mixer.rope for block in self._blocks]
         self._ropes = {rope for rope in self._turning if rope.rotary_width}
@@ -271,7 +280,7 @@ class SoftmaxStep(NativeStep):
     def refuses_cache(self, cache: FastWeightsCache) -> str | None:
         if cache.records or not cache.states:
             return "its cache is empty, or can go back"
-        return None if self._states is cache.states else _refuses_states(cache)
+        return None if self._states is cache.states else _refuses_states(cache, self.sequences)
 
     def __call__(self, token: Tensor, cache: FastWeightsCache) -> Tensor:
         trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
@@ -279,7 +288,7 @@ class SoftmaxStep(NativeStep):
         embedded = trunk._embeddings(token[:, None], None)
         x.copy_(trunk._scale_and_position(embedded, position, None, None))
         position, following = position + 1, F.pad(age + 1, (0, 1), value=1)
-        turns = {rope: rope.turns(states[0].position[:, None], x) for rope in self._ropes}
+        turns = {rope: rope.turns(states[0].position[:1, None], x[:1]) for rope in self._ropes}
         after = []
         for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
             self.project(layer)
@@ -297,9 +306,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values behind the token, and what it reads of them."""
     turned = layer.turning if turns is None else rope.turn_by(layer.turning, *turns)
-    q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
+    q, k = layer.divide(turned)
     keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
-    q = q.reshape(1, keys.shape[1], -1, keys.shape[3])
+    q = q.view(len(keys), keys.shape[1], -1, keys.shape[3])
     return keys, values, F.scaled_dot_product_attention(q, keys, values)
 
 
@@ -329,16 +338,18 @@ def _refuse_block(block: Any) -> None:
     _require(taken, "attention to one token goes to another kernel")
 
 
-def _refuses_states(cache: FastWeightsCache) -> str | None:
-    """Why not all layers have read the same tokens of one sequence of one document."""
+def _refuses_states(cache: FastWeightsCache, sequences: int) -> str | None:
+    """Why not all layers have read as many tokens of so many sequences of one document each."""
     first, *others = cast("tuple[Any, ...]", cache.states)
-    if cache.batch_size != 1:
-        return f"its cache holds {cache.batch_size} sequences, not one"
+    if cache.batch_size != sequences:
+        return f"its cache holds {cache.batch_size} sequences, not {sequences}"
     parts = [part for state in (first, *others) for part in state.memory[:2]]
     if any(part.dtype is not torch.float32 for part in parts):
         return "its cache is not float32"
     ages = all(torch.equal(state.memory[2], first.memory[2]) for state in others)
     if not ages or not all(torch.equal(state.position, first.position) for state in others):
         return "its layers have not read the same tokens"
+    if bool((first.position != first.position[0]).any()):
+        return "its sequences are not at the same place"
     seen = first.memory[2].numel() > 0 and int(first.memory[2].max()) < FORGOTTEN // 2
     return None if seen else "tokens in its cache are padding, or forgotten"

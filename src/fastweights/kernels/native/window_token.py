@@ -51,61 +51,75 @@ class TokenStreams(NamedTuple):
 
 
 class WindowToken:
-    """What reads the next token of some key heads of one sequence, where `streams` have it then.
+    """What reads the next token of some key heads of sequences, where `streams` have it then.
 
     Args:
-        record: of one token of these heads; its streams are not read
+        records: of one token of these heads, for each sequence; their streams are not read
         heads: their numbers in `streams`
-        streams: of all heads
+        streams: of all heads, for each sequence
 
     Raises:
-        ValueError: if another kernel takes the record, or it has features that others have made
+        ValueError: if another kernel takes a record, or it has features that others have made
     """
 
-    def __init__(self, record: WindowedLinear, heads: Sequence[int], streams: TokenStreams) -> None:
-        source = learned_features(record)
-        if select(record) is not NATIVE_WINDOW or source is None or record.groups != len(heads):
-            raise ValueError("the record of a token is not one that C reads by itself")
-        self._room = max(record.window - 1, 0)
-        self._widths = record.q.shape[-1], record.values, record.fq.shape[-1]
-        self._position = source.position
-        problems = _problems(record, source, heads, streams)
-        self._calls = [library.PreparedCall(ONE_TOKEN, problem) for problem in problems]
+    def __init__(
+        self,
+        records: Sequence[WindowedLinear],
+        heads: Sequence[int],
+        streams: Sequence[TokenStreams],
+    ) -> None:
+        self._calls = list[library.PreparedCall]()
+        self._positions = list[int]()
+        for record, own in zip(records, streams, strict=True):
+            source = learned_features(record)
+            if select(record) is not NATIVE_WINDOW or source is None or record.groups != len(heads):
+                raise ValueError("the record of a token is not one that C reads by itself")
+            problems = _problems(record, source, heads, own)
+            self._calls += [library.PreparedCall(ONE_TOKEN, problem) for problem in problems]
+            self._positions += [source.position] * len(heads)
+        self._shape = len(records), len(heads)
+        self._room = max(records[0].window - 1, 0)
+        self._widths = records[0].q.shape[-1], records[0].values, records[0].fq.shape[-1]
 
     def refuses(self, state: Sequence[Tensor]) -> bool:
         """Whether the state is not one of plain float32 that a token can be read behind."""
         keys, values, memory, age = state
-        (k, v, f), g, cached = self._widths, len(self._calls), age.shape[-1]
-        shapes = (1, g, cached, k), (1, g, cached, v), (1, g, f, v + 1)
+        (k, v, f), (b, g), cached = self._widths, self._shape, age.shape[-1]
+        shapes = (b, g, cached, k), (b, g, cached, v), (b, g, f, v + 1)
         floats = tuple(s.shape for s in (keys, values, memory)) == shapes and not (
             library.refuse_strangers(keys, values, memory)
         )
-        ages = age.shape == (1, cached) and age.dtype is torch.long and cached <= self._room
+        ages = age.shape == (b, cached) and age.dtype is torch.long and cached <= self._room
         return not (floats and ages and all(s.is_contiguous() for s in state))
 
     def __call__(self, state: Sequence[Tensor]) -> FeaturelessWindowState:
         """The state behind the token, and o where it belongs; `state` is not refused."""
-        (k, v, f), g, cached = self._widths, len(self._calls), state[3].shape[1]
+        (k, v, f), (b, g), cached = self._widths, self._shape, state[3].shape[1]
         kept = min(self._room, cached + 1)
-        keys, values = torch.empty(1, g, kept, k), torch.empty(1, g, kept, v)
-        after = keys, values, torch.empty(1, g, f, v + 1), torch.empty(1, kept, dtype=torch.long)
-        befores, afters = _addresses(state, g), _addresses(after, g)
-        for call, old, new in zip(self._calls, befores, afters, strict=True):
+        keys, values = torch.empty(b, g, kept, k), torch.empty(b, g, kept, v)
+        after = keys, values, torch.empty(b, g, f, v + 1), torch.empty(b, kept, dtype=torch.long)
+        befores, afters = self._addresses(state), self._addresses(after)
+        for i, (call, old, new) in enumerate(zip(self._calls, befores, afters, strict=True)):
             _COUNT.pack_into(call.memory, _CACHED, cached)
-            _COUNT.pack_into(call.memory, _POSITION, self._position)
+            _COUNT.pack_into(call.memory, _POSITION, self._positions[i])
             _POINTERS.pack_into(call.memory, _BEFORE, *old)
             _POINTERS.pack_into(call.memory, _AFTER, *new)
             call()
-        self._position += 1
+            self._positions[i] += 1
         return after
 
-
-def _addresses(state: Sequence[Tensor], heads: int) -> Iterator[tuple[int, int, int, int]]:
-    """Where each head's keys, values, the ages of all and its memory begin."""
-    keys, values, memory, age = (part.data_ptr() for part in state)
-    steps = [part.nbytes // heads for part in state[:3]]
-    for i in range(heads):
-        yield keys + i * steps[0], values + i * steps[1], age, memory + i * steps[2]
+    def _addresses(self, state: Sequence[Tensor]) -> Iterator[tuple[int, int, int, int]]:
+        """Where keys, values, the ages of all heads and memory of each call begin."""
+        keys, values, memory, age = (part.data_ptr() for part in state)
+        steps, (b, g) = [part.nbytes // len(self._calls) for part in state[:3]], self._shape
+        of_ages = state[3].nbytes // b
+        for i in range(len(self._calls)):
+            yield (
+                keys + i * steps[0],
+                values + i * steps[1],
+                age + i // g * of_ages,
+                memory + i * steps[2],
+            )
 
 
 def _problems(

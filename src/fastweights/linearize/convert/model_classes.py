@@ -120,8 +120,8 @@ class LinearizedModel(BatchesAtOnce, DecodesNatively, LinearizedPart, OwnCachePo
                 "leave it out",
             )
 
-    def make_native_step(self) -> NativeStep:
-        return LinearizedStep(self)
+    def make_native_step(self, sequences: int) -> NativeStep:
+        return LinearizedStep(self, sequences)
 
     def prepare_cache(self, cache: Any) -> None:
         for layer in attentions_with_branch(self):

@@ -1,13 +1,13 @@
-"""A token of one sequence through a linearized model's layers, by calls of C that are packed once.
+"""A token of a few sequences through a linearized model's layers, by calls of C that are packed once.
 
 The branches read the queries, keys and values that the model's own attentions would have given
 them. Whether that is all that the model computes is tried out: the step must give the bits of the
-modules.
+modules. Of several sequences these make features by torch, which sums in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -45,10 +45,10 @@ class BranchToken:
 
     Args:
         branch: Which is in the step of a model, whose weights stay where they are.
-        streams: Where it is then.
+        streams: Where it is then, for each sequence.
     """
 
-    def __init__(self, branch: LinearBranch, streams: TokenStreams) -> None:
+    def __init__(self, branch: LinearBranch, streams: Sequence[TokenStreams]) -> None:
         self._branch, self._streams = branch, streams
         by_head = isinstance(branch, GroupedBranch)
         self._groups = branch.branches if by_head else (branch,)
@@ -61,18 +61,18 @@ class BranchToken:
         self._calls: list[WindowToken] = []
         self._versions: list[int] = []
         self._after: Kept = None
-        self._count = 0
+        self._counts: list[int] = []
 
-    def read(self, kept: tuple[Tensor, ...]) -> Kept:
-        """What is kept behind the token, which has left o where it belongs; None where the branch
-        reads it."""
-        if self._refused or not (self._goes_on(kept) or self._begin(kept)):
+    def read(self, kept: tuple[Tensor, ...], place: int) -> Kept:
+        """What is kept behind the token at this place, which has left o where it belongs; None
+        where the branch reads it."""
+        if self._refused or not (self._goes_on(kept) or self._begin(kept, place)):
             return None
         past = kept[4 * len(self._calls) :]
         parts = [
             part for i, call in enumerate(self._calls) for part in call(kept[4 * i : 4 * i + 4])
         ]
-        self._count += 1
+        self._counts = [count + 1 for count in self._counts]
         self._after = (*parts, past[0], past[1] + 1) if past else tuple(parts)
         return self._after
 
@@ -83,21 +83,22 @@ class BranchToken:
 
     def _reads_alone(self) -> bool:
         branches = (own for own in self._groups if isinstance(own, LandmarkBranch))
-        return all(own.reads_alone(self._count) for own in branches)
+        return all(own.reads_alone(count) for own in branches for count in self._counts)
 
-    def _begin(self, kept: tuple[Tensor, ...]) -> bool:
-        """Pack the calls, if C reads the token by itself."""
-        q, k, v, _ = self._streams
+    def _begin(self, kept: tuple[Tensor, ...], place: int) -> bool:
+        """Pack the calls, if C reads the token by itself, and there was no padding before it."""
         past = kept[4 * len(self._groups) :]
-        self._count = int(past[1]) if past else 0
-        if not self._reads_alone():
+        self._counts = past[1].tolist() if past else []
+        if not self._reads_alone() or any(count != place for count in self._counts):
             return False
-        record: Recurrence = self._branch.record(q, k, v, past=past)
-        records: Any = record.groups if isinstance(record, HeadGroups) else (record,)
+        records = (
+            self._records(own, tuple(part[i : i + 1] for part in past))
+            for i, own in enumerate(self._streams)
+        )
         try:
             self._calls = [
                 WindowToken(own, heads, self._streams)
-                for own, heads in zip(records, self._heads, strict=True)
+                for own, heads in zip(zip(*records, strict=True), self._heads, strict=True)
             ]
         except ValueError:
             self._refused = True
@@ -105,20 +106,29 @@ class BranchToken:
         self._versions = [w._version for w in self._weights]
         return not any(call.refuses(kept[4 * i : 4 * i + 4]) for i, call in enumerate(self._calls))
 
+    def _records(self, streams: TokenStreams, past: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """The records of one sequence's token, one for each group of heads."""
+        record: Recurrence = self._branch.record(streams.q, streams.k, streams.v, past=past)
+        return record.groups if isinstance(record, HeadGroups) else (record,)
+
 
 class LinearizedStep(NativeStep):
     """The step of a linearized model of Llama's form."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, sequences: int) -> None:
         self._attentions = [layer.self_attn for layer in _layers_of(model)]
         for attention in self._attentions:
             _require_attention(attention)
         self._softmax = softmax_name(implementation_of(model.config))
-        super().__init__(model, hooked=(take_memory,))
+        super().__init__(model, sequences, hooked=(take_memory,))
         self._modes = [a.__dict__ for a in self._attentions if hasattr(a, "linear_branch")]
-        self._turned = [self._room("turned", layer.turning[0].numel()) for layer in self._layers]
+        self._turned = [
+            self._room("turned", layer.turning.numel() // sequences).view(layer.turning.shape)
+            for layer in self._layers
+        ]
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
-        if not self._has_the_modules_bits():
+        alone = self if sequences == 1 else LinearizedStep(model, 1)
+        if not alone._has_the_modules_bits():
             raise NoStepError("its layers compute more than projections, attention and an MLP")
 
     def parts(self) -> Iterator[LayerModules]:
@@ -148,29 +158,31 @@ class LinearizedStep(NativeStep):
             return "its layers compute something else than linear attention now"
         if len(getattr(cache, "layers", ())) != len(self._attentions):
             return "its cache is not one of its layers"
-        whys = map(_refuses_layer, self._attentions, cache.layers)
+        whys = (
+            _refuses_layer(*layer, self.sequences)
+            for layer in zip(self._attentions, cache.layers, strict=True)
+        )
         return next((why for why in whys if why is not None), None)
 
     def __call__(self, token: Tensor, cache: DynamicCache) -> Tensor:
         trunk, x = self.model.model, self._x
-        place = torch.tensor([[cache.get_seq_length()]])
+        place = cache.get_seq_length()
         x.copy_(trunk.embed_tokens(token[:, None]))
-        turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=place))
+        turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=torch.tensor([[place]])))
         for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
             self.project(layer)
             _turn_by_halves(layer.turning, *turns, self._turned[i])
-            self._attend(i, layer, memory)
+            self._attend(i, layer, memory, place)
             self.finish(layer)
         return self.model.lm_head(trunk.norm(x))[:, -1]
 
-    def _attend(self, i: int, layer: LayerCalls, memory: Any) -> None:
+    def _attend(self, i: int, layer: LayerCalls, memory: Any, place: int) -> None:
         """What the queries of a layer have read, where it is projected."""
         reads, attention = self._tokens[i], self._attentions[i]
-        if reads is not None and (after := reads.read(memory.state)) is not None:
+        if reads is not None and (after := reads.read(memory.state, place)) is not None:
             memory.state, memory.tokens = after, memory.tokens + 1
             return
-        turned = self._turned[i].view(layer.turning.shape).clone()
-        q, k = turned[:, :, : layer.heads], turned[:, :, layer.heads :]
+        q, k = layer.divide(self._turned[i].clone())
         k, value = memory.update(k.transpose(1, 2), layer.value)
         if reads is not None:
             k, value = k.transpose(1, 2), value.transpose(1, 2)
@@ -184,12 +196,10 @@ class LinearizedStep(NativeStep):
         """What reads tokens of a linear layer, None of a softmax layer."""
         if not hasattr(attention, "linear_branch"):
             return None
-        both = turned.view(layer.turning.shape)
-        q, k = both[:, :, : layer.heads], both[:, :, layer.heads :]
-        streams = TokenStreams(
-            q, k, layer.value.transpose(1, 2), layer.read.view(1, 1, layer.heads, -1)
-        )
-        return BranchToken(attention.linear_branch, streams)
+        q, k = layer.divide(turned)
+        v, o = layer.value.transpose(1, 2), layer.read.unflatten(-1, (layer.heads, -1))
+        each = zip(*(s.split(1) for s in (q, k, v, o)), strict=True)
+        return BranchToken(attention.linear_branch, [TokenStreams(*own) for own in each])
 
     @torch.inference_mode()
     def _has_the_modules_bits(self) -> bool:
@@ -229,7 +239,7 @@ def _require_attention(attention: Any) -> None:
         raise NoStepError("a softmax layer has no positions")
 
 
-def _refuses_layer(attention: Any, memory: Any) -> str | None:
+def _refuses_layer(attention: Any, memory: Any, sequences: int) -> str | None:
     if hasattr(attention, "linear_branch"):
         if not isinstance(memory, StateLayer) or memory.state is None or memory.records:
             return "its cache is empty, or can go back"
@@ -238,8 +248,8 @@ def _refuses_layer(attention: Any, memory: Any) -> str | None:
         if type(memory) is not DynamicLayer or memory.keys is None:
             return "its cache is empty, or not of plain keys and values"
         kept = memory.keys
-    if len(kept) != 1:
-        return f"its cache holds {len(kept)} sequences, not one"
+    if len(kept) != sequences:
+        return f"its cache holds {len(kept)} sequences, not {sequences}"
     return None if kept.dtype is torch.float32 else "its cache is not float32"
 
 
@@ -259,7 +269,7 @@ def _turns_of_halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _turn_by_halves(x: Tensor, cos: Tensor, minus_sin: Tensor, sin: Tensor, to: Tensor) -> None:
     """Turn ``x [1 1 h k]``, as Llama does: channel i and channel i + k/2 are a pair."""
     first, second = x.chunk(2, -1)
-    turned = torch.mul(x, cos, out=to.view(x.shape))
-    left, right = turned.chunk(2, -1)
+    torch.mul(x, cos, out=to)
+    left, right = to.chunk(2, -1)
     left.add_(second * minus_sin)
     right.add_(first * sin)
