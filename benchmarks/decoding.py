@@ -1,7 +1,7 @@
 """Tokens per second of a pretrained model: transformers, patched, imported, linearized; in turns.
 
     python benchmarks/decoding.py SMOLLM2
-    python benchmarks/decoding.py SMOLLM2 --contexts 512 --sequences 2 4 8 --out decoding-several.json
+    python benchmarks/decoding.py SMOLLM2 --contexts 512 --sequences 2 4 8 --out several.json
 
 `SMOLLM2` is a folder of a model that has an importer. One sequence or several, after prompts of
 several lengths: milliseconds per token of each, the least and the median of `--rounds` tokens,

@@ -29,6 +29,7 @@ from fastweights.linearize.distill.recipe import (
     LinearizationRecipe,
 )
 from fastweights.linearize.distill.recipes import RECIPES
+from fastweights.linearize.distill.run import ConversionRun, ConversionText
 from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate import report as report_module
@@ -503,3 +504,27 @@ def test_maps_before_training_are_those_of_placed_landmarks(source, tmp_path, mo
     assert len(maps) == 3
     for layer in maps.values():  # nothing was trained
         assert_close(layer.untrained, layer.trained, "maps")
+
+
+def test_measures_beside_a_stage_read_no_more_than_it_trains_on(source, tmp_path):
+    small = conversion(source)
+    small = replace(small, data=replace(small.data, held_out=400))
+    assert run_conversion(small, tmp_path / "run")
+    read = lambda name: json.loads((tmp_path / "run" / f"{name}.json").read_text())  # noqa: E731
+    run = ConversionRun(small, tmp_path / "run")
+    text, stage = ConversionText(run), small.recipe.stages[0]
+    beside = text.validation_beside(stage)
+    assert beside.tokens == 4 * 23 + 1 < text.validation.tokens
+    assert text.validation_beside(stage, length=80).tokens == 2 * 79 + 1
+    assert text.validation_beside(stage, length=250).tokens == text.validation.tokens
+    softmax = AutoModelForCausalLM.from_pretrained(source / "model")
+    ids = torch.cat([batch["input_ids"] for batch in beside.sequential_batches(1)])
+    loss = float(softmax(ids, labels=ids).loss.detach())
+    for row in (read("convert")["linear"], read("transfer")["linear"]):
+        assert row["tokens"] == ids[:, 1:].numel()
+        assert row["nats_per_token"] - row["above_softmax"] == pytest.approx(loss, rel=1e-5)
+    assert "tokens" not in read("evaluation")["linear"]
+    page = (tmp_path / "run" / "report" / "report.html").read_text()
+    above = read("convert")["linear"]["above_softmax"]
+    swapped = read("evaluation")["softmax"]["nats_per_token"] + above
+    assert f">{swapped:.3g}<" in page.partition("swapped")[2].partition("</tr>")[0]

@@ -1,4 +1,4 @@
-"""A token of a few sequences through a linearized model's layers, by calls of C that are packed once.
+"""A token of a few sequences through a linearized model's layers, by calls of C packed once.
 
 The branches read the queries, keys and values that the model's own attentions would have given
 them. Whether that is all that the model computes is tried out: the step must give the bits of the
@@ -127,8 +127,8 @@ class LinearizedStep(NativeStep):
             for layer in self._layers
         ]
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
-        alone = self if sequences == 1 else LinearizedStep(model, 1)
-        if not alone._has_the_modules_bits():
+        alone = self if sequences == 1 or model in _tried else LinearizedStep(model, 1)
+        if not _has_the_modules_bits(alone):
             raise NoStepError("its layers compute more than projections, attention and an MLP")
 
     def parts(self) -> Iterator[LayerModules]:
@@ -201,23 +201,25 @@ class LinearizedStep(NativeStep):
         each = zip(*(s.split(1) for s in (q, k, v, o)), strict=True)
         return BranchToken(attention.linear_branch, [TokenStreams(*own) for own in each])
 
-    @torch.inference_mode()
-    def _has_the_modules_bits(self) -> bool:
-        """Tried once for each model."""
-        if self.model not in _tried:
-            ids = torch.arange(_TOKENS)[None] % self.model.config.vocab_size
-            cache = DynamicCache(config=self.model.config)
-            read = {"use_cache": True, "logits_to_keep": 1, "past_key_values": cache}
-            self.model(ids[:, : _TOKENS - 2], **read)
-            copy = deepcopy(cache)
-            last = ids[:, _TOKENS - 2 :].split(1, 1)
-            wanted = [self.model(token, **read).logits[:, -1] for token in last]
-            try:
-                found = [self(token[:, 0], copy) for token in last]
-            except (AttributeError, RuntimeError, TypeError):  # modules of other forms or arguments
-                found = []
-            _tried[self.model] = len(found) == 2 and all(map(torch.equal, found, wanted))
-        return _tried[self.model]
+
+@torch.inference_mode()
+def _has_the_modules_bits(step: LinearizedStep) -> bool:
+    """Tried once for each model, by one sequence."""
+    model = step.model
+    if model not in _tried:
+        ids = torch.arange(_TOKENS)[None] % model.config.vocab_size
+        cache = DynamicCache(config=model.config)
+        read = {"use_cache": True, "logits_to_keep": 1, "past_key_values": cache}
+        model(ids[:, : _TOKENS - 2], **read)
+        copy = deepcopy(cache)
+        last = ids[:, _TOKENS - 2 :].split(1, 1)
+        wanted = [model(token, **read).logits[:, -1] for token in last]
+        try:
+            found = [step(token[:, 0], copy) for token in last]
+        except (AttributeError, RuntimeError, TypeError):  # modules of other forms or arguments
+            found = []
+        _tried[model] = len(found) == 2 and all(map(torch.equal, found, wanted))
+    return _tried[model]
 
 
 def _layers_of(model: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from fastweights.linearize.distill.recipe import (
     StageConfig,
     TransferConfig,
 )
+from fastweights.linearize.distill.run import FEWEST_SEQUENCES
 from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.evaluation import sequences_of_further
@@ -138,16 +139,25 @@ class _Phases:
         """Logits of a token, and their comparison with softmax's."""
         return (1 + COMPARING) * self.speed.logits
 
+    def beside(self, config: StageConfig | None) -> int:
+        """Tokens that a measure beside a stage reads, by `ConversionText.validation_beside`."""
+        if config is None:
+            return self.validation
+        between = config.tokens_between_validations(self.length)
+        return min(self.validation, max(FEWEST_SEQUENCES * self.length, between))
+
     def conversion(self) -> PhasePlan:
         """The test, and softmax with the layers' distances beside it and the model."""
-        layers = TESTED * self.length + (MEASURED + LINEAR) * self.validation
-        seconds = layers * self.speed.layers + 2 * self.validation * self._compared
-        return PhasePlan("convert", 2 * self.validation + self.length, seconds)
+        tokens = self.beside(next(iter(self.recipe.stages), None))
+        layers = TESTED * self.length + (MEASURED + LINEAR) * tokens
+        seconds = layers * self.speed.layers + 2 * tokens * self._compared
+        return PhasePlan("convert", 2 * tokens + self.length, seconds)
 
-    def measuring(self, name: str) -> PhasePlan:
+    def measuring(self, config: StageConfig) -> PhasePlan:
         """The model beside softmax, which is known."""
-        seconds = self.validation * (LINEAR * self.speed.layers + 2 * self._compared)
-        return PhasePlan(name, self.validation, seconds)
+        tokens = self.beside(config)
+        seconds = tokens * (LINEAR * self.speed.layers + 2 * self._compared)
+        return PhasePlan(f"{config.name}, measured", tokens, seconds)
 
     def stage(self, config: StageConfig, planned: StagePlan) -> Iterator[PhasePlan]:
         """Its steps, its validations, of which the one before it is known unless it is of other
@@ -161,13 +171,17 @@ class _Phases:
             first = isinstance(config, TransferConfig) and config.loss == TransferLoss()
             known = first and config.length is None
         times = -(-config.fit.steps // config.fit.every.evaluation) + (0 if known else 1)
-        seconds = planned.tokens * step + times * self.validation * validated
-        yield PhasePlan(planned.name, planned.tokens + times * self.validation, seconds)
+        read = times * self.beside(config)
+        seconds = planned.tokens * step + read * validated
+        yield PhasePlan(planned.name, planned.tokens + read, seconds)
         if config.by_layer:
-            yield self.measuring(f"{planned.name}, measured")
+            yield self.measuring(config)
 
     def evaluation(self, planned: ConversionPlan) -> PhasePlan:
-        """Further modes on the validation text, recall and samples."""
+        """What is not known yet of softmax and the model, further modes on the validation text,
+        recall and samples."""
+        stages = (*self.recipe.stages[:1], *self.recipe.stages[-1:]) or (None,)
+        unknown = [self.validation - self.beside(config) for config in stages]
         room = max(self.validation, sum(stage.tokens for stage in planned.stages))
         sequences = sequences_of_further(room, ABLATED, self.length)
         further = ABLATED * min(self.validation, sequences * self.length)
@@ -176,7 +190,7 @@ class _Phases:
             (distance + PASSAGE) * sequences_at(distance, self.validation, most)
             for distance, most in chosen.items()
         )
-        layers = MEASURED * (further + recall) + SAMPLED
+        layers = MEASURED * (further + recall + sum(unknown)) + SAMPLED
         compared = (2 * self.validation + further) * self._compared
         tokens = 2 * self.validation + further + recall
         seconds = layers * self.speed.layers + compared + PAGE

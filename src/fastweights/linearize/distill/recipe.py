@@ -57,6 +57,12 @@ class StageConfig(ABC):
         """What is trained."""
         raise NotImplementedError
 
+    def tokens_between_validations(self, length: int) -> int:
+        """Return how many tokens are trained on between two validations, in sequences of `length`
+        tokens unless the stage has its own."""
+        updates = min(self.fit.steps, self.fit.every.evaluation)
+        return updates * self.fit.batch * (self.length or length)
+
     def with_fit(self, fit: Fit) -> StageConfig:
         """Return the stage with other steps, or another batch, optimiser or schedule."""
         return replace(self, fit=fit)  # type: ignore[type-var]

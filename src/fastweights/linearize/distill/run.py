@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
@@ -15,17 +16,21 @@ from transformers import AutoConfig, AutoTokenizer
 from fastweights.errors import DataError
 from fastweights.linearize.distill.conversion import Conversion
 from fastweights.linearize.distill.plan import ConversionPlan, plan
+from fastweights.linearize.distill.recipe import StageConfig
 from fastweights.linearize.evaluate.known import KnownText
 from fastweights.training.data.corpus import Corpus
 from fastweights.training.data.documents import Batches, Stream
 from fastweights.training.data.folder import TextFolder
 from fastweights.training.data.tokenizers import require_embeddings
+from fastweights.training.data.tokens import Ranges
 from fastweights.training.loop.files import read_json, write_json
 from fastweights.training.loop.loop import Session
 from fastweights.training.loop.report import follow
 
 Item = TypeVar("Item")
 
+FEWEST_SEQUENCES = 2
+"""Of validation text that anything is measured on."""
 COMPARISON_SEQUENCES = 16
 """Sequences of validation text that layers are ranked and measured by, at most."""
 
@@ -132,6 +137,23 @@ class ConversionText:
         return Stream(
             text, min(length or data.length, len(text)), 0, data.responses, data.boundaries
         )
+
+    def validation_beside(self, stage: StageConfig, length: int | None = None) -> Stream:
+        """Return the beginning of the text to validate on: no more tokens than a stage trains on
+        between two validations, so that these take a share of its time, but two sequences.
+
+        Args:
+            stage: The stage.
+            length: Tokens per sequence; None for the conversion's.
+        """
+        whole, sequence = self.validation_of(length), length or self.run.conversion.data.length
+        between = stage.tokens_between_validations(self.run.conversion.data.length)
+        # each but the first begins with the last token of the one before
+        most = max(FEWEST_SEQUENCES, between // sequence) * (sequence - 1) + 1
+        if most >= whole.tokens:
+            return whole
+        begin = Ranges(whole.text, np.array([[0, most]]), whole.text.begins_are_targets)
+        return replace(whole, text=begin)
 
     def require(self) -> None:
         """Read the text, which must be long enough to be trained and measured on.

@@ -56,7 +56,8 @@ class ConvertStep(ConversionStep):
 
     def run(self, student: StudentModel) -> StudentModel:
         if not self.is_done(student.run.out):
-            student.run.write("convert", {**_self_test(student), **measure_layers(student)})
+            first = next(iter(student.run.conversion.recipe.stages), None)
+            student.run.write("convert", {**_self_test(student), **measure_layers(student, first)})
         return student
 
 

@@ -51,7 +51,8 @@ WINDOWS, COLUMNS = "windows.", "columns."
 """What the windows of a layer's key heads, and their columns, are called there, before its number.
 """
 LONG, LONG_TOKENS = 1024, 2048
-"""Tokens of a text by which windows are divided, whatever the length of sequences, and of all."""
+"""Tokens of a text by which windows are divided, whatever the length of sequences, and of all. So
+many are read at once, too, among whose keys landmarks are placed."""
 FEWEST_TOKENS = 4096
 """Among whose keys up to 32 landmarks are placed. Of SmolLM2 with 32 they serve as well as 16,384
 (perplexity 26.4 of WikiText-2), of 64 half of these do not (32.3 and 30.5)."""
@@ -213,8 +214,11 @@ class ModelLoader:
 
     def _texts_of_landmarks(self, landmarks: int) -> list[dict[str, Tensor]]:
         train = self.text.train()
-        tokens = tokens_for_landmarks(landmarks)
-        texts = [train.batch(number, 1) for number in range(-(-tokens // train.length))]
+        count, some = (
+            -(-tokens_for_landmarks(landmarks) // train.length),
+            max(1, LONG // train.length),
+        )
+        texts = [train.batch(n, min(some, count - n)) for n in range(0, count, some)]
         return [
             {name: x.to(self.run.device) for name, x in text.items() if name != "labels"}
             for text in texts

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fastweights.linearize.convert.attention import branches
-from fastweights.linearize.convert.modes import Student
+from fastweights.linearize.convert.modes import Student, Teacher
 from fastweights.linearize.distill.adapt import LogitSource, ModelLogits
 from fastweights.linearize.distill.blocks import transfer_blockwise
 from fastweights.linearize.distill.fit import TRAINED, PartialStage, fit
@@ -42,6 +42,7 @@ from fastweights.linearize.distill.teachers import (
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.comparison import (
     LINEAR,
+    SOFTMAX,
     WEIGHTS,
     DistanceMeter,
     compare_with_softmax,
@@ -117,7 +118,7 @@ class LayerStep(TrainStep):
             return None
         with trained.run.processes.first_then_others():
             if not self.is_done(trained.run.out):
-                trained.run.write(self.name, measure_layers(trained))
+                trained.run.write(self.name, measure_layers(trained, self.config))
         return trained
 
 
@@ -132,7 +133,7 @@ class TransferStep(LayerStep):
             out, session = run.out / self.name, replace(run, layout=Layout())
             is_complete = transfer_blockwise(student.model, text, config, out, session)
             return student if is_complete else None
-        validation = student.text.validation_of(config.length)
+        validation = student.text.validation_beside(config, config.length)
         stage = TransferStage(
             student.model, text, validation, config.loss, config.dropout, config.fit.seed, run.known
         )
@@ -149,7 +150,7 @@ class AlignStep(LayerStep):
         stage = AlignStage(
             student.model,
             student.text.train(self.config.length),
-            student.text.validation_of(self.config.length),
+            student.text.validation_beside(self.config, self.config.length),
             self.config.loss,
             None if self.teaches_itself(student) else student.loader.teacher(),
         )
@@ -178,7 +179,7 @@ class AdaptStep(TrainStep):
         stage = AdaptStage(
             student.model,
             student.text.train(config.length),
-            student.text.validation_of(config.length),
+            student.text.validation_beside(config, config.length),
             config.loss,
             source=self._source(student),
             softmax=softmax_layers(layers, config.softmax),
@@ -252,9 +253,18 @@ def step_of(config: StageConfig) -> TrainStep:
     return AdaptStep(config) if isinstance(config, AdaptationConfig) else AlignStep(config)
 
 
-def measure_layers(student: StudentModel) -> Mapping[str, Any]:
+def measure_layers(student: StudentModel, stage: StageConfig | None) -> Mapping[str, Any]:
     """Measure the model before it adapts as a whole: how well it predicts, and how far its layers
-    are from their softmax, as long as that is the original one's."""
+    are from their softmax, as long as that is the original one's.
+
+    Args:
+        student: The model.
+        stage: What it is measured beside; None for nothing.
+
+    Returns:
+        ``linear`` with, if less than the validation text is read, the number of its `tokens` and
+        what it loses on them, `above_softmax`, in nats per token; and the layers' distances.
+    """
     model, known = student.model, student.run.known
     meter = DistanceMeter(math.inf if student.run.conversion.recipe.compares_weights else WEIGHTS)
     original = student.changed_original()
@@ -264,10 +274,17 @@ def measure_layers(student: StudentModel) -> Mapping[str, Any]:
             return known.student(original(), inputs)
         return _read_and_measure(model, inputs, meter, known)
 
-    batches = comparison_batches(student.text.validation, unwrap_adapters(model).config)
+    whole = student.text.validation
+    read = whole if stage is None else student.text.validation_beside(stage)
+    batches = comparison_batches(read, unwrap_adapters(model).config)
     compared = student.run.follow(batches, "comparing with softmax")
-    found = compare_with_softmax(model, compared, {LINEAR: Student()}, softmax, known)
-    return {LINEAR: found[LINEAR].row(), **meter.distances()}
+    modes = {SOFTMAX: Teacher(), LINEAR: Student()}
+    found = compare_with_softmax(model, compared, modes, softmax, known)
+    row = found[LINEAR].row()
+    if read.tokens < whole.tokens:
+        loses = found[LINEAR].loss.mean - found[SOFTMAX].loss.mean
+        row |= {"tokens": found[LINEAR].losses.size, "above_softmax": loses}
+    return {LINEAR: row, **meter.distances()}
 
 
 def _read_and_measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from fastweights.analysis.figures import tick_layers
 from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.convert.modes import AttentionCall, Mode, has_window
-from fastweights.linearize.evaluate.comparison import modes_in
+from fastweights.linearize.evaluate.comparison import SOFTMAX, modes_in
 from fastweights.linearize.evaluate.criteria import Divergence
 from fastweights.linearize.evaluate.distances import teacher_map
 from fastweights.linearize.evaluate.generation import short_bench
@@ -173,9 +174,8 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
     stages = {"swapped": found["convert"]["linear"]}
     stages |= {f"after {n}": found[n]["linear"] for n in _stages(found) if n in found}
     evaluation = modes_in(found["evaluation"])
-    named: list[Row] = [
-        {"model": name, **row} for name, row in [*stages.items(), *evaluation.items()]
-    ]
+    on_all = {name: _on_all(row, evaluation[SOFTMAX]) for name, row in stages.items()}
+    named: list[Row] = [{"model": name, **row} for name, row in (on_all | evaluation).items()]
     losses = {name: PositionLoss.load(run / "positions" / f"{name}.json") for name in evaluation}
     caption = (
         "Nats per token against the tokens read before, pooled in eighths of octaves. Where the"
@@ -194,6 +194,15 @@ def _costs(found: Mapping[str, Any], run: Path, out: Path) -> str:
         " to softmax's loss on all."
     )
     return section("What it costs", intro, table(named) + figure(picture, "", out))
+
+
+def _on_all(row: Mapping[str, float], softmax: Mapping[str, float]) -> dict[str, float]:
+    """A row of fewer tokens: what it loses on these, added to softmax's loss on all."""
+    if "above_softmax" not in row:
+        return dict(row)
+    loss = softmax["nats_per_token"] + row["above_softmax"]
+    kept = {name: row[name] for name in ("kl", "agreement", "tokens")}
+    return {"perplexity": math.exp(loss), "nats_per_token": loss, **kept}
 
 
 def _plan(plan: Mapping[str, Any], analog: Mapping[str, Any]) -> str:
