@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from fastweights.kernels.table import choices
 from fastweights.layers import upcast
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.cache_names import CACHE
@@ -26,7 +25,7 @@ from fastweights.models.graph import (
 )
 from fastweights.models.hf import FastWeightsPreTrainedModel
 from fastweights.models.inputs import keep_mask_of, padding_first, require_token_ids
-from fastweights.models.native_step import DecodesNatively, NativeStep, NoStepError, SoftmaxStep
+from fastweights.models.token_reader import TokenReader
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ class Decoder:
         self._begun, self._count, self._sequences = cache is not None, _tokens_in(self.cache), 1
         self._host_waits: str | None = None
         self._eager: bool | None = None
-        self._native: NativeStep | str | None = None
-        self._choices: tuple[Any, ...] | None = None
+        self._reader = TokenReader(model)
 
     @torch.inference_mode()
     def read(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -165,21 +163,13 @@ class Decoder:
         self._sequences = len(token)
         if self.refuse_native_step() is not None:
             return self.read(token[:, None])
-        assert isinstance(self._native, NativeStep)
         self._count += 1
-        return self._native(token, self.cache)
+        return self._reader.step(token, self.cache)
 
     def refuse_native_step(self) -> str | None:
         """Why modules read the next token, None where a `NativeStep` does."""
-        native, sequences = self._native, self._sequences
-        same = native is not None and self._choices == (*choices(), sequences)
-        if not same or (isinstance(native, NativeStep) and native.stale):
-            self._native = _native_step(self.model, sequences)
-            self._choices = (*choices(), sequences)
-        if not isinstance(self._native, NativeStep):
-            return self._native
         with torch.inference_mode():
-            return self._native.refuses(self.cache)
+            return self._reader.refuse(self.cache, self._sequences)
 
     def refuse_graph(self) -> str | None:
         """Why single tokens are not read by a CUDA graph, None where they are once all windows are
@@ -220,18 +210,6 @@ class Decoder:
             token = choose(logits)
             yield token
             logits = self.read_token(token)
-
-
-def _native_step(model: PreTrainedModel, sequences: int) -> NativeStep | str:
-    """A step of the model, or why there is none."""
-    try:
-        if isinstance(model, FastWeightsForCausalLM):
-            return SoftmaxStep(model, sequences)
-        if isinstance(model, DecodesNatively):
-            return model.make_native_step(sequences)
-        return f"a {type(model).__name__} is not a model of ours"
-    except NoStepError as error:
-        return str(error)
 
 
 def _empty_cache(model: Any) -> Any:

@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+import fastweights.models.native_step  # noqa: F401 - which registers what reads tokens
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.checkpoint_code import register_models
 from fastweights.models.classify import (

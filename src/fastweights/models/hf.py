@@ -51,6 +51,7 @@ from fastweights.models.loss import (
     select_targets,
 )
 from fastweights.models.packing import Boundaries, tokens_of_sequences, tokens_of_slice
+from fastweights.models.token_reader import GeneratesNatively
 from fastweights.models.tokens import Tokens
 from fastweights.shapes import Embedded, Mask, Segments
 
@@ -427,7 +428,11 @@ class FastWeightsModel(FastWeightsTrunk):
 
 
 class FastWeightsForCausalLM(
-    BatchesAtOnce, GeneratesByEitherName, FastWeightsPreTrainedModel, GenerationMixin
+    BatchesAtOnce,
+    GeneratesByEitherName,
+    GeneratesNatively,
+    FastWeightsPreTrainedModel,
+    GenerationMixin,
 ):
     """A causal language model of any mixers: `FastWeightsModel` and a linear head.
 

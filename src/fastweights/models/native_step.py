@@ -28,6 +28,7 @@ from fastweights.models.block import Block
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.hf import FastWeightsForCausalLM
 from fastweights.models.quantize import Int4Linear, Int8Linear
+from fastweights.models.token_reader import NoStepError, register_step
 from fastweights.ops.normalization import RMSNorm, prepare_norm
 from fastweights.ops.product import Product, prepare_rows, refuses_here
 from fastweights.ops.quantized import QuantizedProduct, prepare_quantized_rows
@@ -41,10 +42,6 @@ KINDS = ("_modules", "_parameters", "_buffers")
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps what waits for its call."""
-
-
-class NoStepError(Exception):
-    """Why modules read the tokens of a model."""
 
 
 class LayerCalls(NamedTuple):
@@ -133,7 +130,7 @@ class NativeStep(ABC):
         self._places: Any = list(zip(*places, strict=True))
         self._tensors = [s for s in self._places[2] if isinstance(s, Tensor)]
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        with torch.inference_mode():
+        with torch.no_grad():
             self._layers = [self._calls_of(parts) for parts in self.parts()]
 
     @abstractmethod
@@ -147,6 +144,10 @@ class NativeStep(ABC):
     @abstractmethod
     def refuses_cache(self, cache: Any) -> str | None:
         """Why modules read what follows this cache."""
+
+    @abstractmethod
+    def place(self, cache: Any) -> int:
+        """How many tokens are before the next."""
 
     @abstractmethod
     def __call__(self, token: Tensor, cache: Any) -> Tensor:
@@ -234,18 +235,6 @@ class NativeStep(ABC):
         return self._rooms[name, width]
 
 
-class DecodesNatively:
-    """A model that has a step of its own."""
-
-    def make_native_step(self, sequences: int) -> NativeStep:
-        """The step of this model for so many sequences.
-
-        Raises:
-            NoStepError: if modules must read its tokens
-        """
-        raise NotImplementedError
-
-
 class SoftmaxStep(NativeStep):
     """The step of a model of softmax layers of ours."""
 
@@ -282,6 +271,9 @@ class SoftmaxStep(NativeStep):
             return "its cache is empty, or can go back"
         return None if self._states is cache.states else _refuses_states(cache, self.sequences)
 
+    def place(self, cache: FastWeightsCache) -> int:
+        return int(cast("list[Any]", cache.states)[0].position[0])
+
     def __call__(self, token: Tensor, cache: FastWeightsCache) -> Tensor:
         trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
         position, age = states[0].position, states[0].memory[2]
@@ -299,6 +291,9 @@ class SoftmaxStep(NativeStep):
         cache.advance(after, 1)
         self._states = cache.states
         return self.model.logits(trunk.norm(x))[:, -1]
+
+
+register_step(FastWeightsForCausalLM, SoftmaxStep)
 
 
 def _attend(

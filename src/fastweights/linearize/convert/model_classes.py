@@ -40,7 +40,7 @@ from fastweights.linearize.convert.transformers_seams import (
 from fastweights.models.cache_names import GeneratesByEitherName, rename_cache
 from fastweights.models.checkpoint_code import CarriesCode, register_models
 from fastweights.models.continuous import BatchesAtOnce
-from fastweights.models.native_step import DecodesNatively, NativeStep
+from fastweights.models.token_reader import GeneratesNatively, register_step
 
 
 class LinearizedConfig(CarriesCode):
@@ -75,7 +75,7 @@ class LinearizedPart(OwnInitialization):
         return False
 
 
-class LinearizedModel(BatchesAtOnce, DecodesNatively, LinearizedPart, OwnCachePolicy):
+class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
     """A model some of whose attentions are linear, with any head or none.
 
     Its configuration's ``linearize`` says which and how: ``{"analog": …, "sites": […]}``, a
@@ -120,13 +120,13 @@ class LinearizedModel(BatchesAtOnce, DecodesNatively, LinearizedPart, OwnCachePo
                 "leave it out",
             )
 
-    def make_native_step(self, sequences: int) -> NativeStep:
-        return LinearizedStep(self, sequences)
-
     def prepare_cache(self, cache: Any) -> None:
         for layer in attentions_with_branch(self):
             if layer.linear_mode.constant:
                 ensure_state_layer(cache, layer.layer_idx)
+
+
+register_step(LinearizedModel, LinearizedStep)
 
 
 def _next_token_loss(logits: Tensor, labels: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -179,7 +179,7 @@ def model_class(base: type[PreTrainedModel]) -> Any:
     """Return the model class ``Linearized<Base>``."""
     config = config_class(base.config_class)  # type: ignore[arg-type]
     members = {"config_class": config, **float32_children(base, "linear_branch")}
-    names = (GeneratesByEitherName,) if issubclass(base, GenerationMixin) else ()
+    names = (GeneratesByEitherName, GeneratesNatively) if issubclass(base, GenerationMixin) else ()
     return _subclass(base, (*names, LinearizedModel, base), members)
 
 

@@ -29,7 +29,8 @@ from fastweights.linearize.convert.transformers_seams import (
     decoder_layers,
     implementation_of,
 )
-from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep, NoStepError
+from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep
+from fastweights.models.token_reader import NoStepError
 from fastweights.recurrence import Recurrence
 from fastweights.recurrence.head_groups import HeadGroups
 
@@ -164,9 +165,12 @@ class LinearizedStep(NativeStep):
         )
         return next((why for why in whys if why is not None), None)
 
+    def place(self, cache: DynamicCache) -> int:
+        return cache.get_seq_length()
+
     def __call__(self, token: Tensor, cache: DynamicCache) -> Tensor:
         trunk, x = self.model.model, self._x
-        place = cache.get_seq_length()
+        place = self.place(cache)
         x.copy_(trunk.embed_tokens(token[:, None]))
         turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=torch.tensor([[place]])))
         for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
