@@ -98,6 +98,7 @@ def data(tmp_path) -> list[str]:
     return ["--data", *tiny_run(tmp_path).text.sources]
 
 
+@pytest.mark.slow
 def test_one_process_trains_aloud(tmp_path, data):
     given = ["train", *data, *SMALL, "--steps", "2", "--sample", "5", "--out"]
     launch_two(speak, tmp_path, [*given, str(tmp_path / "run")])

@@ -247,6 +247,7 @@ def test_memory_grows_with_the_sequence():
     assert peak_bytes(replace(task, contender="nobody"), 60) is None
 
 
+@pytest.mark.slow
 @with_known_ceilings
 def test_scaling(tmp_path):
     path = tmp_path / "s.json"

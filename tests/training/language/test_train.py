@@ -41,7 +41,6 @@ from fastweights.training.data.tokenizers import token_ids
 from fastweights.training.language.plot import plot
 from fastweights.training.loop.optimizers import matrices
 from killable_runs import launch_two, sitting, tiny
-from kinds import slow_but
 
 KILLED = -9
 PROSE = "Où l'on mange\t« bien » :\r\n\n  日本語, emoji 🧑‍🚀, a\u0301, \x00 and   spaces \n"
@@ -365,8 +364,8 @@ def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
     assert not list((tmp_path / "out").rglob("*.partial"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("calls", slow_but(range(100), (45,)))
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", range(100))
 def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
     last_through(tiny(folder), tmp_path / "out", [calls, None])
     assert outcome(tmp_path / "out") == undisturbed
