@@ -19,7 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from fastweights.kernels.attention import attend_token
 from fastweights.kernels.growing import append
-from fastweights.kernels.table import choices, select
+from fastweights.kernels.table import select
 from fastweights.layers import GatedMLP, HeadNorm, Linear, Rope
 from fastweights.methods import Auto
 from fastweights.mixer import MixerState
@@ -114,7 +114,7 @@ class NativeStep(ABC):
     def __init__(
         self, model: Any, sequences: int, hooked: Collection[Callable[..., Any]] = ()
     ) -> None:
-        self.model, self.sequences, self._choices = model, sequences, choices()
+        self.model, self.sequences = model, sequences
         self._rooms: dict[tuple[str, int], Tensor] = {}
         width = model.config.hidden_size
         self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
@@ -167,8 +167,8 @@ class NativeStep(ABC):
             return why
         if self.model.training or _has_any_global_hook():
             return "the model is in training mode, or torch has hooks for all modules"
-        if choices() != self._choices or torch.is_grad_enabled():
-            return "kernels are chosen otherwise, or autograd follows"
+        if torch.is_grad_enabled():
+            return "autograd follows"
         return refuses_here()
 
     def project(self, layer: LayerCalls) -> None:

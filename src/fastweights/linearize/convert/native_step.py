@@ -62,7 +62,7 @@ class BranchToken:
         self._calls: list[WindowToken] = []
         self._versions: list[int] = []
         self._after: Kept = None
-        self._counts: list[int] = []
+        self._count = 0
 
     def read(self, kept: tuple[Tensor, ...], place: int) -> Kept:
         """What is kept behind the token at this place, which has left o where it belongs; None
@@ -73,7 +73,7 @@ class BranchToken:
         parts = [
             part for i, call in enumerate(self._calls) for part in call(kept[4 * i : 4 * i + 4])
         ]
-        self._counts = [count + 1 for count in self._counts]
+        self._count += 1
         self._after = (*parts, past[0], past[1] + 1) if past else tuple(parts)
         return self._after
 
@@ -84,13 +84,13 @@ class BranchToken:
 
     def _reads_alone(self) -> bool:
         branches = (own for own in self._groups if isinstance(own, LandmarkBranch))
-        return all(own.reads_alone(count) for own in branches for count in self._counts)
+        return all(own.reads_alone(self._count) for own in branches)
 
     def _begin(self, kept: tuple[Tensor, ...], place: int) -> bool:
         """Pack the calls, if C reads the token by itself, and there was no padding before it."""
         past = kept[4 * len(self._groups) :]
-        self._counts = past[1].tolist() if past else []
-        if not self._reads_alone() or any(count != place for count in self._counts):
+        self._count = place
+        if not self._reads_alone() or (past and bool((past[1] != place).any())):
             return False
         records = (
             self._records(own, tuple(part[i : i + 1] for part in past))

@@ -20,7 +20,7 @@ from fastweights.linearize.distill.recipe import (
     StageConfig,
     TransferConfig,
 )
-from fastweights.linearize.distill.run import FEWEST_SEQUENCES
+from fastweights.linearize.distill.run import sequences_beside
 from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.evaluation import sequences_of_further
@@ -143,8 +143,8 @@ class _Phases:
         """Tokens that a measure beside a stage reads, by `ConversionText.validation_beside`."""
         if config is None:
             return self.validation
-        between = config.tokens_between_validations(self.length)
-        return min(self.validation, max(FEWEST_SEQUENCES * self.length, between))
+        sequences = sequences_beside(config, self.length, self.length)
+        return min(self.validation, sequences * self.length)
 
     def conversion(self) -> PhasePlan:
         """The test, and softmax with the layers' distances beside it and the model."""

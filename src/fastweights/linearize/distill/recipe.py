@@ -59,7 +59,7 @@ class StageConfig(ABC):
 
     def tokens_between_validations(self, length: int) -> int:
         """Return how many tokens are trained on between two validations, in sequences of `length`
-        tokens unless the stage has its own."""
+        tokens unless the stage has a length of its own."""
         updates = min(self.fit.steps, self.fit.every.evaluation)
         return updates * self.fit.batch * (self.length or length)
 

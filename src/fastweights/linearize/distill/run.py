@@ -147,9 +147,9 @@ class ConversionText:
             length: Tokens per sequence; None for the conversion's.
         """
         whole, sequence = self.validation_of(length), length or self.run.conversion.data.length
-        between = stage.tokens_between_validations(self.run.conversion.data.length)
+        count = sequences_beside(stage, self.run.conversion.data.length, sequence)
         # each but the first begins with the last token of the one before
-        most = max(FEWEST_SEQUENCES, between // sequence) * (sequence - 1) + 1
+        most = count * (sequence - 1) + 1
         if most >= whole.tokens:
             return whole
         begin = Ranges(whole.text, np.array([[0, most]]), whole.text.begins_are_targets)
@@ -185,6 +185,12 @@ class ConversionText:
             lambda: self.tokenizer,
         )
         return folder.open(self.run.processes.is_first, self.run.reporter, self.run.stop)
+
+
+def sequences_beside(stage: StageConfig, length: int, sequence: int) -> int:
+    """Return how many sequences of `sequence` tokens a measure beside a stage reads, at most, in a
+    conversion whose own sequences have `length` tokens."""
+    return max(FEWEST_SEQUENCES, stage.tokens_between_validations(length) // sequence)
 
 
 def logit_count(source: str) -> int:
