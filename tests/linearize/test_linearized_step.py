@@ -21,6 +21,7 @@ from fastweights.kernels.native import library
 from fastweights.linearize import LinearAttentionConfig, linearize, place_landmarks, use_mode
 from fastweights.linearize.convert.modes import WindowOnly
 from fastweights.models import quantize
+from fastweights.models.cache_names import CACHE
 from pretrained import SIZES, VOCABULARY, linear_llama
 
 pytestmark = pytest.mark.skipif(library.extension_missing(), reason="needs the compiled kernels")
@@ -98,8 +99,8 @@ def test_tokens_behind_padding_are_those_of_the_modules() -> None:
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
     for reads in (Decoder.read_token, lambda decoder, token: decoder.read(token[:, None])):
         with torch.inference_mode():
-            cache = model(IDS[:, :7].expand(2, -1), attention_mask=mask, use_cache=True).cache
-        decoder = Decoder(model, cache)
+            read = model(IDS[:, :7].expand(2, -1), attention_mask=mask, use_cache=True)
+        decoder = Decoder(model, getattr(read, CACHE))
         found.append(torch.stack([reads(decoder, torch.tensor([i, i])).clone() for i in range(9)]))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
