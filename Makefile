@@ -25,7 +25,7 @@ PORTABLE_CC := $(abspath $(BIN))/python -m ziglang cc -target $(shell uname -m)-
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart install test test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser real lint format house docs pages static build clean
+.PHONY: help quickstart install test test-natively test-interpreted test-offline test-fast test-sanitized test-valgrind test-slow test-titan test-onnx test-serving test-vllm test-browser real lint format house docs pages static build clean
 
 help:  ## this list (minutes are those of two CPU cores, after the environment is made)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -35,9 +35,10 @@ quickstart: $(VENV)/installed  ## install, train a language model on Shakespeare
 
 install: $(VENV)/installed-all  ## .venv with all that tests, checks and documentation need: 3 minutes
 
-test: $(VENV)/installed-test  ## every test but the slow ones: 6 to 11 minutes
+test: test-natively test-interpreted  ## every test but the slow ones: 8 to 13 minutes
+
+test-natively: $(VENV)/installed-test  ## all but the interpreted ones of these
 	$(SINGLE) $(PYTEST) $(PARALLEL)
-	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
 
 test-interpreted: $(VENV)/installed-test  ## the kernels of GPUs, by Triton's interpreter: 2 minutes
 	$(INTERPRETED) $(PYTEST) $(PARALLEL) tests/kernels/triton/interpreted
@@ -80,10 +81,10 @@ real: $(VENV)/installed-test  ## fetch two pretrained models into models/, and u
 	$(BIN)/python tests/support/real_models.py models
 	$(PYTEST) -m real tests/real
 
-lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyright and the layers of imports: 3 minutes
+lint: $(VENV)/installed-dev $(VENV)/installed-test  ## ruff, pyrefly and the layers of imports: half a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
 
 house:  ## the source in figures: lines by package, functions, names, type tests; a second
@@ -120,7 +121,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "fastweights needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
 		echo "Name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PYTHON) -m venv --upgrade-deps $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(TITAN)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv $(TITAN)

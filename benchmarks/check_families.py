@@ -94,7 +94,7 @@ def _fla_families() -> Checks:
     import triton_interpreter
 
     triton_interpreter.install()
-    import fla.models  # pyright: ignore[reportMissingImports]
+    import fla.models
 
     signal.signal(signal.SIGALRM, _stop)
     names = sorted(found.name for found in iter_modules(fla.models.__path__) if found.ispkg)

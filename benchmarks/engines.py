@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Every mixer as an ONNX graph, or compiled ahead of time, beside our own decoding.
 
     python benchmarks/engines.py {onnx,aoti} [MIXER …] [--width 256] [--domain ai.onnx] [--out FILE]

@@ -22,7 +22,7 @@ _HOMES = {
 }
 """The module that defines each public name."""
 
-__all__ = sorted([*_HOMES, "linearize"])  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted([*_HOMES, "linearize"])
 
 __version__ = "0.1.0"
 

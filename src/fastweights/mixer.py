@@ -222,7 +222,7 @@ class Mixer(nn.Module, ABC):
                 )
 
     def _check_start(self, x: Tensor) -> None:
-        weights = getattr(self.W_o, "weight", x)
+        weights: Any = getattr(self.W_o, "weight", x)
         if x.dtype is not weights.dtype and differ_for_good(x, weights):
             raise TypeError(
                 f"{type(self).__name__} has weights of {weights.dtype}, x is {x.dtype}; use"

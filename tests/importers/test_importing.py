@@ -241,7 +241,7 @@ def test_metala_is_tied_if_it_says_so_or_has_no_head(stated: bool, tmp_path: Pat
 def test_the_published_metala_rounds_its_key() -> None:
     """α and 1 - α in bfloat16, as they were in training, whose keys take few values."""
     torch.manual_seed(0)
-    mixer = MIXERS["metala"](32, heads=2, rounded=True).to(torch.bfloat16)  # pyright: ignore[reportCallIssue]
+    mixer = MIXERS["metala"](32, heads=2, rounded=True).to(torch.bfloat16)
     x = torch.randn(1, 50, 32).bfloat16()
     rule, _ = mixer.project(x, TokenContext.start(x))
     assert isinstance(rule, Decay)

@@ -345,7 +345,7 @@ def test_queries_are_cut_as_the_harness_cuts_them(bytewise) -> None:
     model, tokenizer = bytewise
     found = []
     reader = HarnessModel(model, tokenizer)
-    reader._loglikelihood_tokens = lambda requests, **_: found.extend(requests)  # pyright: ignore
+    reader._loglikelihood_tokens = lambda requests, **_: found.extend(requests)
     reader.loglikelihood(
         [Instance("loglikelihood", {}, pair, 0) for pair in PAIRS], disable_tqdm=True
     )

@@ -52,10 +52,10 @@ def test_sizes_agree_within_a_call_and_not_between_calls() -> None:
 
 def test_what_is_no_tensor_is_checked_too() -> None:
     with pytest.raises(TypeCheckError):
-        evaluate("no record")  # pyright: ignore[reportArgumentType]
+        evaluate("no record")
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_without_it_the_librarys_own_errors_come_through() -> None:
     with pytest.raises(AttributeError):
-        evaluate("no record")  # pyright: ignore[reportArgumentType]
+        evaluate("no record")

@@ -78,7 +78,7 @@ def read_padded(model: nn.Module) -> Reading:
     mask = torch.ones_like(text)
     mask[0, :7] = mask[1, :2] = 0
     logits = model(input_ids=text * mask, attention_mask=mask).logits
-    tokens: Any = model.generate(  # pyright: ignore[reportCallIssue]
+    tokens: Any = model.generate(
         text * mask, attention_mask=mask, max_new_tokens=GENERATED, do_sample=False
     )
     return {"padded logits": logits * mask[..., None], "tokens": tokens}

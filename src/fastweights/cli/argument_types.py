@@ -12,7 +12,7 @@ from fastweights import ranges
 from fastweights.render.units import bytes_from_words
 
 if TYPE_CHECKING:
-    import torch
+    from torch import device
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Types of numbers by their names in torch."""
@@ -24,7 +24,7 @@ class Device:
 
     cpu: bool
 
-    def torch(self) -> torch.device:
+    def torch(self) -> device:
         """The device as torch names it."""
         import torch
 

@@ -97,7 +97,7 @@ class ChatSession:
         ids = self.tokenizer.encode(wanted[len(known) :], add_special_tokens=False)
         if not known and len(self.messages) > 1:
             self._note(f"reading the whole conversation again, {len(ids):,} tokens{why}")
-        self.text, logits = None, None
+        self.text, logits = "", None
         for piece in self._pieces(torch.tensor([ids], device=self.model.device)):
             if stop():
                 return None

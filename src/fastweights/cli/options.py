@@ -81,7 +81,7 @@ class Option:
 
     def add_to(self, group: ArgumentParser | _ArgumentGroup) -> None:
         """Let a parser take it."""
-        keywords = {"help": self._help(), **self.keywords}
+        keywords: dict[str, Any] = {"help": self._help(), **self.keywords}
         if self.names:
             keywords = {"dest": self.dest, **keywords}
         if self.flag:

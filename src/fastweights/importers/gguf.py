@@ -63,7 +63,7 @@ def _write(file: Path, folder: Path) -> None:
     with TemporaryDirectory(dir=folder.parent) as scratch:
         unfinished = Path(scratch, "model")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             model: Any = AutoModelForCausalLM.from_pretrained(
                 file.parent, gguf_file=file.name, dtype=torch.float32
             )

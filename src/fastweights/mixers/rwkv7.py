@@ -5,6 +5,7 @@ its channel mixing.
 from __future__ import annotations
 
 from math import exp
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ class RWKV7(Mixer):
         c, width = channel / max(self.d - 1, 1), self.d // self.heads
         zigzag = 2 * (channel % width) / max(width - 1, 1) - 1
         powers = torch.tensor([0.2, 0.9, 0.7, 0.7, 0.9, 0.2])[:, None]
-        starts = {
+        starts: dict[Any, Any] = {
             self.shift.mu: 1 - (channel / self.d) ** powers,
             self.W_alpha[1].bias: 6 * c - 5.5 + 2.5 * zigzag * zigzag.abs(),
             self.W_eta[1].bias: 0.3 * zigzag * zigzag.abs() + 0.4 * c - 0.39,

@@ -157,9 +157,9 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             case Block():
                 for writer in module.writers:
                     self._shrink(writer)
-            case nn.Module(reset_parameters=reset):
+            case nn.Module(reset_parameters=reset) if callable(reset):
                 with _preserve_checkpoint_values(module):
-                    reset()  # pyright: ignore[reportCallIssue]
+                    reset()
 
     def _shrink(self, projection: nn.Module) -> None:
         std, layers = self.config.initializer_range, self.config.num_hidden_layers

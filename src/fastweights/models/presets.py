@@ -159,7 +159,7 @@ def _metala(layers: int, d: int, glu: int, *, tied: bool = True, **mixer: Any) -
 
 
 SHAPES = "MetaLA, {}; shape not in the paper, chosen to have its size (GPT-NeoX vocabulary)"
-ABLATIONS = {
+ABLATIONS: dict[str, dict[str, Any]] = {
     "without-augmentation": {"augmented": False},
     "without-conv": {"conv": 1},
     "with-key": {"restore_key": True},

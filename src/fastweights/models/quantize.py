@@ -159,7 +159,7 @@ def quantize(model: Model, bits: int = 8) -> Model:
     fine = _fine(model, layers) if bits == 4 else {id(layer.weight) for *_, layer in layers}
     for weight in (layer.weight for *_, layer in layers if id(layer.weight) not in fine):
         Int4Weight.ends(weight.detach().float().unflatten(1, (-1, GROUP)))
-    stored = dict[int, QuantizedWeight]()
+    stored = dict[int, Any]()
     for parent, name, layer in layers:
         made: Any = Int8Linear if id(layer.weight) in fine else Int4Linear
         made = Int8Embedding if isinstance(layer, nn.Embedding) else made
@@ -180,7 +180,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
 
 def _fine(model: nn.Module, layers: Iterable[tuple[nn.Module, str, Any]]) -> set[int]:
     """The weights that are of 8 bits where others are of 4."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head_of: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = head_of()
     return {
         id(layer.weight)
         for *_, layer in layers

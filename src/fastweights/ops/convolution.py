@@ -210,7 +210,7 @@ class _ConvolutionFunction(torch.autograd.Function):
 
     @staticmethod
     @differentiable_by(lambda ctx: (_sum_taps, ctx.saved_tensors))
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         convolution, (d_y,) = Convolution(*ctx.saved_tensors), gradients
         tail, x, taps = convolution[:3]
         d_y = d_y if d_y.stride(-1) == 1 else d_y.contiguous()
@@ -218,7 +218,7 @@ class _ConvolutionFunction(torch.autograd.Function):
         # Sequences add to the taps' gradient at once, so each has room of its own; then their sum.
         d_taps = torch.empty(len(x), *taps.shape)
         streams = {"d_tail": d_tail, "d_x": d_x, "d_y": d_y}
-        views = {name: s.unsqueeze(2) for name, s in streams.items()}
+        views: dict[str, Any] = {name: s.unsqueeze(2) for name, s in streams.items()}
         library.call("fw_convolve_back", _problem(convolution)._replace(d_weight=d_taps, **views))
         return d_tail, d_x, d_taps.sum(0).to(taps.dtype), None
 

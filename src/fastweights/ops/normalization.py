@@ -153,7 +153,7 @@ class _TritonFunction(torch.autograd.Function):
 
     @staticmethod
     @differentiable_by(lambda ctx: (_by_torch(ctx), (None, *ctx.saved_tensors)))
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight, gate = ctx.saved_tensors
         norm = ctx.rule(x, weight, ctx.eps, gate, ctx.silu)
         weighs = ctx.needs_input_grad[2]
@@ -219,7 +219,7 @@ class _RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     @differentiable_by(lambda ctx: (_normalize, (*ctx.saved_tensors, ctx.eps)))
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         (x, weight), (d_y,) = ctx.saved_tensors, gradients
         d_y, d_x, width = d_y.contiguous(), empty(*x.shape, dtype=x.dtype), x.shape[-1]
         # Tasks of so many rows add up dw for themselves; then their sum.

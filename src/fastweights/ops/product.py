@@ -140,7 +140,7 @@ class _RoutedFunction(torch.autograd.Function):
 
     @staticmethod
     @route_products
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         (x, weight), (d_y,) = ctx.saved_tensors, gradients
         of_x, of_weight, of_bias = ctx.needs_input_grad
         rows = d_y.reshape(-1, len(weight))

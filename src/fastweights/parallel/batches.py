@@ -61,7 +61,7 @@ def _of_tokens(tokens: Tensor, rest: dict[str, Any]) -> dict[str, Any]:
     mask, labels = rest.pop("attention_mask", None), rest.pop("labels", None)
     segments, position_ids = rest.pop("segments", None), rest.pop("position_ids", None)
     keep = None if mask is None else mask.bool()
-    boundaries: Boundaries = {name: value for name, value in rest.items() if value is not None}  # pyright: ignore[reportAssignmentType]
+    boundaries: Boundaries = {name: value for name, value in rest.items() if value is not None}  # pyrefly: ignore[bad-assignment]
     found = {
         "attention_mask": mask,
         "segments": segments_of(x, keep, segments, position_ids, boundaries),

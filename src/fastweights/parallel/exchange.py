@@ -100,7 +100,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @_refuses_further
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         return None, *_sum_back(ctx.group, gradients)
 
 
@@ -120,7 +120,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     @_refuses_further
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         received = iter(_all_to_all(ctx.group, [g for g in gradients if _is_differentiable(g)]))
         return None, *(next(received) if _is_differentiable(g) else None for g in gradients)
 
@@ -134,7 +134,7 @@ class _Tie(torch.autograd.Function):
         return tied
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         found = (g if _is_differentiable(g) else None for g in gradients)
         return None, *found, *[None] * ctx.others
 

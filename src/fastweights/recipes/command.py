@@ -24,7 +24,7 @@ def command_of(recipe: Recipe, placing: Placing, accumulate: int) -> list[str]:
 
 
 def _train(recipe: TrainingRecipe, accumulate: int) -> list[str]:
-    options = {
+    options: dict[str, object] = {
         "preset": recipe.preset,
         "data": recipe.source,
         "tokenizer": recipe.tokenizer.value,

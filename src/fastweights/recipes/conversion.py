@@ -304,7 +304,8 @@ def _streams(attention: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _softmax_model(fields: dict[str, Any], layers: int, dtype: str) -> LlamaForCausalLM:
-    config = LlamaConfig(**{**fields, "num_hidden_layers": layers})
+    wanted: dict[str, Any] = {**fields, "num_hidden_layers": layers}
+    config = LlamaConfig(**wanted)
     with torch.device("meta"):
         return LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype))
 

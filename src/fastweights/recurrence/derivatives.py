@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as _C  # pyright: ignore[reportAttributeAccessIssue]
+from torch._C import _functorch as _C
 from torch.autograd import forward_ad
 
 Outputs = Tensor | tuple[Tensor, ...]

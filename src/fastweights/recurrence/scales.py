@@ -115,7 +115,7 @@ class _NextAbove(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(x: Tensor) -> Tensor:
         return _above(x)
 
     @staticmethod
@@ -123,7 +123,7 @@ class _NextAbove(torch.autograd.Function):
         """Nothing is kept."""
 
     @staticmethod
-    def backward(_: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(_: Any, *gradients: Any) -> Any:
         return gradients[0]
 
     @staticmethod

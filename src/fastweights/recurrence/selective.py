@@ -32,7 +32,7 @@ class Selective(Composed[Tensor], MatrixRule[Tensor]):
     q: Keys
     k: Keys
     v: Values
-    log_decay: PerToken  # pyright: ignore[reportIncompatibleVariableOverride]
+    log_decay: PerToken
     rate: Keys
 
     def __post_init__(self) -> None:

@@ -478,7 +478,7 @@ class _ImplicitSolve(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(*inputs: Any) -> Tensor:
         return inputs[3].view_as(inputs[3])
 
     @staticmethod
@@ -515,7 +515,7 @@ class _ForwardAlone(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(tangent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(tangent: Tensor) -> Tensor:
         return tangent.view_as(tangent)
 
     @staticmethod

@@ -89,7 +89,7 @@ class _Board:
     def take(self, result: Row | RunFailure) -> None:
         key = result.run.key if isinstance(result, RunFailure) else result.key
         self.left.pop(key, None)
-        (self.failed if isinstance(result, RunFailure) else self.rows).append(result)  # pyright: ignore[reportArgumentType]
+        (self.failed if isinstance(result, RunFailure) else self.rows).append(result)  # pyrefly: ignore[bad-argument-type]
 
     def picture(self) -> Group:
         counts = f"{len(self.rows)} of {self.total} done" + (

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """The operators that graphs are made of: who defines them, and those that ONNX does not have."""
 
 from __future__ import annotations

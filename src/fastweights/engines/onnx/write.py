@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """A language model as one ONNX graph for prompts and for single tokens."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """What torchtitan reads with ``--module fastweights.engines.titan --config FLAVOUR``.
 
 A flavour is the name of a preset, such as ``metala-360m`` or ``mesanet-440m``, or the folder of a

@@ -100,7 +100,7 @@ def export(step: Path, model: str, tokenizer: Path, out: Path) -> None:
     """
     if out.exists():
         raise ValueError(f"{out} exists already; name a new folder")
-    words = AutoTokenizer.from_pretrained(tokenizer)
+    words: Any = AutoTokenizer.from_pretrained(tokenizer)
     made = FastWeightsForCausalLM(find_config(model))
     require_embeddings(words, made.config.vocab_size, model)
     _fill(made, step)

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """A language model of ours as torchtitan holds it."""
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class TitanLanguageModel(BaseModel):
     @property
     def layers(self) -> _Layers:
         """The blocks, by their numbers."""
-        return self.language_model.model.layers  # pyright: ignore[reportReturnType]
+        return self.language_model.model.layers
 
     @property
     def norm(self) -> nn.Module:
@@ -157,7 +156,7 @@ class _Layers(nn.ModuleList):
     """Blocks that are read by number, as ours are, and by name, as torchtitan's are."""
 
     def items(self) -> ItemsView[str, nn.Module]:
-        return self._modules.items()  # pyright: ignore[reportReturnType]
+        return self._modules.items()
 
 
 def _fill(target: Tensor, whole: Tensor) -> None:

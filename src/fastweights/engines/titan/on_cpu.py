@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """torchtitan's training on the CPU: ``torchrun -m fastweights.engines.titan.on_cpu …``.
 
 torchtitan 0.3.0 takes CUDA where it finds no accelerator, and then ends in "Torch not compiled with

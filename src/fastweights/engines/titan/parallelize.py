@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """How torchtitan divides, compiles and recomputes a model of ours, by its own functions."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Our language models as torchtitan's specifications, and settings to train them with."""
 
 from __future__ import annotations

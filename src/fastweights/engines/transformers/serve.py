@@ -72,7 +72,7 @@ def _offer(architecture: str) -> None:
 
 
 def _start_batching(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    from fastapi import HTTPException  # pyright: ignore[reportMissingImports]
+    from fastapi import HTTPException
 
     try:
         theirs(*arguments, **named)

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Our kind of layers among those of vLLM's that have states."""
 
 from __future__ import annotations

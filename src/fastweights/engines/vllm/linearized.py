@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Linearized models as vLLM's."""
 
 from __future__ import annotations

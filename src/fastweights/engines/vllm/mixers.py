@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Mixers of a served model: their states, or their keys and values, are in vLLM's caches."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """Our language models as vLLM's."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """What vLLM calls when it starts: it learns the names of our models' classes."""
 
 from __future__ import annotations

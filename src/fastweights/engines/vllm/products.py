@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """The linear layers of served models on a CPU: by oneDNN, from weights that it has packed once."""
 
 from __future__ import annotations

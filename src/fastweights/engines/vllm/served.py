@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """What vLLM asks of the classes of all models with states."""
 
 from __future__ import annotations

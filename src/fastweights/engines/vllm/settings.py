@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """What vLLM's settings have to be for our models."""
 
 from __future__ import annotations

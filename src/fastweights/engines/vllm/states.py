@@ -1,4 +1,3 @@
-# pyright: reportMissingImports=false
 """A layer's states in vLLM's cache of mamba layers, and what a step does to them."""
 
 from __future__ import annotations

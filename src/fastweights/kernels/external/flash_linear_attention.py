@@ -36,7 +36,7 @@ WIDEST = 256
 @differentiable_again
 def compute_simple_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head, or none."""
-    from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
+    from fla.ops.simple_gla import chunk_simple_gla
 
     decay = record.log_decay
     o, last = chunk_simple_gla(
@@ -52,7 +52,7 @@ def compute_simple_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 @differentiable_again
 def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per key channel."""
-    from fla.ops.gla import chunk_gla  # pyright: ignore[reportMissingImports]
+    from fla.ops.gla import chunk_gla
 
     assert record.log_decay is not None
     o, last = chunk_gla(
@@ -68,7 +68,7 @@ def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 @differentiable_again
 def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head."""
-    from fla.ops.gated_delta_rule import (  # pyright: ignore[reportMissingImports]
+    from fla.ops.gated_delta_rule import (
         chunk_gated_delta_rule,
     )
 
@@ -90,7 +90,7 @@ def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
 @differentiable_again
 def compute_kda(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per key channel."""
-    from fla.ops.kda import chunk_kda  # pyright: ignore[reportMissingImports]
+    from fla.ops.kda import chunk_kda
 
     assert record.log_decay is not None
     q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)

@@ -32,7 +32,7 @@ def compute_flash_qla(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state); time is not cut by itself, for which it would look at the decays' numbers
     and wait for the GPU.
     """
-    from flash_qla import chunk_gated_delta_rule  # pyright: ignore[reportMissingImports]
+    from flash_qla import chunk_gated_delta_rule
 
     assert record.log_decay is not None
     q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)

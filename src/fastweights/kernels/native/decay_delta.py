@@ -210,7 +210,7 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     @differentiable_by(lambda ctx: (_by_chunks, (ctx.code, *ctx.saved_tensors[:-2])))
-    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         _, *given, marks, missing = ctx.saved_tensors
         kept, d_last = SavedForBackward(marks, missing), gradients[1].contiguous()
         wanted = ctx.needs_input_grad[2:]

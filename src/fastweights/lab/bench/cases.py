@@ -107,7 +107,7 @@ class RecurrenceCase(Case):
         return [*ours, *self.peers]
 
     def reference(self, inputs: Inputs) -> Tensor:
-        record = self.record(inputs)
+        record: Any = self.record(inputs)
         if self.exact_solver is not None:
             record = replace(record, solver=self.exact_solver)
         return evaluate(record, method=Chunkwise(CHUNK))[0]
@@ -362,15 +362,15 @@ def _no_flops(_: Sizes) -> float:
     return 0.0
 
 
-_QKV = {"q": _queries, "k": _keys, "v": _values}
-_RAW = {"q": _keys, "k": _keys, "v": _values}
-_WINDOWED = {**_RAW, "fq": _features, "fk": _features, "mix": _share}
+_QKV: dict[str, Draw] = {"q": _queries, "k": _keys, "v": _values}
+_RAW: dict[str, Draw] = {"q": _keys, "k": _keys, "v": _values}
+_WINDOWED: dict[str, Draw] = {**_RAW, "fq": _features, "fk": _features, "mix": _share}
 _IN_BAND = (
     replace(peers.softmax_in_band(WINDOW), exact=False, note="softmax in the window alone"),
     peers.SDPA,
 )
-_UNIT = {"q": _queries, "k": _unit_keys, "v": _values, "beta": _beta}
-_MESA = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
+_UNIT: dict[str, Draw] = {"q": _queries, "k": _unit_keys, "v": _values, "beta": _beta}
+_MESA: dict[str, Draw] = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
 
 def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:

@@ -142,7 +142,7 @@ def _onednn_rate(device: torch.device, size: int) -> float | None:
     error = onednn_error()
     if error is None or error > ACCURATE:
         return None
-    with precision(torch.backends.mkldnn.matmul, "bf16"):  # pyright: ignore[reportAttributeAccessIssue]
+    with precision(torch.backends.mkldnn.matmul, "bf16"):  # pyrefly: ignore[missing-attribute]
         return _gemm_rate(device, size, torch.float32)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -141,7 +141,8 @@ def _solve_rows(plan: MesaPlan, sizes: Sizes, phase: Phase, device: torch.device
 def _quality(case: RecurrenceCase, inputs: Mapping[str, Tensor]) -> tuple[float, float]:
     """(steps per token, error of o)"""
     record = cast(Mesa, case.record(dict(inputs)))
-    exact = replace(record, **{name: s.double() for name, s in record.streams.items()})
+    wide: dict[str, Any] = {name: s.double() for name, s in record.streams.items()}
+    exact = replace(record, **wide)
     width = record.q.shape[-1]
     want, _ = evaluate(replace(exact, solver=ConjugateGradient(2 * width, 1e-12)))
     return solver_statistics(record).steps.mean().item(), relative(evaluate(record)[0], want)

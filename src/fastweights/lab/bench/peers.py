@@ -270,7 +270,8 @@ def is_miscompiled(contender: Implementation, device: torch.device) -> bool:
 
 def _allow_miscompiled() -> None:
     """Let fla's `chunk_bwd_dqkwg` run where it would refuse to, so that it can be timed."""
-    import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True  # pyright: ignore[reportAttributeAccessIssue]
+    module: Any = import_module("fla.ops.common.chunk_o")
+    module.TRITON_ABOVE_3_7_1 = True
 
 
 def _fla_scalar(function: Callable[..., Any], x: Inputs) -> Tensor:

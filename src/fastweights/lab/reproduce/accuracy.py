@@ -254,7 +254,9 @@ class TaskExperiment(Experiment):
 
         def changed(effort: TrainingBudget) -> TrainingBudget:
             training = {name: value for name, value in effort.training.items() if name != "epochs"}
-            steps = {} if other.steps is None else {"training": {**training, "steps": other.steps}}
+            steps: dict[str, Any] = (
+                {} if other.steps is None else {"training": {**training, "steps": other.steps}}
+            )
             return replace(effort, **changes, **steps)
 
         return replace(

@@ -325,7 +325,7 @@ def generation_memory(
             for layers in (LAYERS, 1)
         )
     analog = LinearAttentionConfig("exp", feature_dim=128, window=64)
-    planned = plan(part.to(torch.bfloat16), LinearizationRecipe(analog, ()))
+    planned = plan(part.to(torch.bfloat16), LinearizationRecipe(analog, ()))  # pyrefly: ignore[bad-argument-type]
     weights = _count(whole) * torch.bfloat16.itemsize
     maps = LAYERS * planned.branch * torch.float32.itemsize
     (layer,) = planned.caches

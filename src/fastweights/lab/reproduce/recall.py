@@ -59,7 +59,7 @@ class RecallTraining(LanguageTraining):
     batch: int = 64
 
     @property
-    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def length(self) -> int:
         """Tokens of an episode."""
         return self.task.length
 

@@ -49,7 +49,8 @@ class TrialRecord:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """Read a record from a line of the ledger."""
-        return cls(**{**row, "measures": tuple(Measure(**m) for m in row["measures"])})
+        fields: dict[str, Any] = {**row, "measures": tuple(Measure(**m) for m in row["measures"])}
+        return cls(**fields)
 
 
 class Ledger:

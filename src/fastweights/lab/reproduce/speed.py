@@ -41,9 +41,8 @@ class Models:
     def model(self, series: str, device: torch.device) -> FastWeightsForCausalLM:
         """Build the model of one series."""
         torch.manual_seed(0)
-        config = FastWeightsConfig(
-            **{**self.fields, "mixers": [dict(one) for one in self.mixers[series]]}
-        )
+        fields: dict[str, Any] = {**self.fields, "mixers": list(map(dict, self.mixers[series]))}
+        config = FastWeightsConfig(**fields)
         with torch.device(device):
             model = FastWeightsForCausalLM(config).to(getattr(torch, self.dtype))
         for name, parameter in model.named_parameters():

@@ -242,12 +242,14 @@ def _plan(content: dict[str, Any]) -> SweepPlan:
     for name in ("tasks", "mixers"):
         if not isinstance(content[name], list):
             raise ValueError(f'{name} = {content[name]!r}; it must be a list, such as ["…"]')
-    lists = {
+    lists: dict[str, Any] = {
         name: tuple(given) if isinstance(given := content[name], list) else given
         for name in ("widths", "rates", "decays", "seeds")
         if name in content
     }
-    others = {name: content[name] for name in ("training", "every") if name in content}
+    others: dict[str, Any] = {
+        name: content[name] for name in ("training", "every") if name in content
+    }
     tasks = {label: task for entry in content["tasks"] for label, task in _tasks(entry).items()}
     return SweepPlan(tasks, tuple(map(SweepModel.of, content["mixers"])), **lists, **others)
 
@@ -288,7 +290,8 @@ def _override_training(training: TrainingSettings, changes: Mapping[str, Any]) -
     other = {"steps": "epochs", "epochs": "steps"}
     cleared = {other[name]: None for name in changes if name in other}
     read = {"schedule": _schedule(changes["schedule"])} if "schedule" in changes else {}
-    return replace(training, **{**cleared, **changes, **read})
+    taken: dict[str, Any] = {**cleared, **changes, **read}
+    return replace(training, **taken)
 
 
 def _schedule(given: Schedule | Mapping[str, Any]) -> Schedule:

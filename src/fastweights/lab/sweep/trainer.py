@@ -102,7 +102,9 @@ class Row:
     def of(cls, content: dict[str, Any]) -> Row:
         """Build a row from what `asdict` returned, read back from JSON."""
         curve = tuple(Point(**point) for point in content["curve"])
-        return cls(**{**content, "curve": curve, "parts": tuple(content.get("parts", ()))})
+        parts = tuple(content.get("parts", ()))
+        fields: dict[str, Any] = {**content, "curve": curve, "parts": parts}
+        return cls(**fields)
 
     def flat(self) -> dict[str, Any]:
         """Return the row as a mapping without curve and parts; numbers that are not finite are

@@ -199,7 +199,7 @@ class LinearAttentionConfig:
         Before there were sinks, all rules but "windowed" had no window, whatever was stored of one.
         """
         alone = "sinks" not in stored and stored.get("rule", "windowed") != "windowed"
-        given = {**stored, "window": 0} if alone else dict(stored)
+        given: dict[str, Any] = {**stored, "window": 0} if alone else dict(stored)
         for name in ("head_windows", "head_columns"):
             given[name] = tuple(map(tuple, stored.get(name, ())))
         return cls(**given)

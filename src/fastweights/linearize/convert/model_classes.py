@@ -109,7 +109,7 @@ class LinearizedModel(BatchesAtOnce, LinearizedPart, OwnCachePolicy):
     def loss_function(self) -> Any:
         """The loss of the model's head, which of next tokens is 0, not 0 / 0, where none is
         learnt."""
-        given = PreTrainedModel.loss_function.fget(self)  # pyright: ignore[reportOptionalCall]
+        given = PreTrainedModel.loss_function.fget(self)  # pyrefly: ignore[not-callable]
         return _next_token_loss if given is ForCausalLMLoss else given
 
     def require_cache(self, implementation: str | None) -> None:

@@ -37,7 +37,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.configuration_auto import (
     CONFIG_MAPPING,
-    CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
+    CONFIG_MAPPING_NAMES,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import import_utils
@@ -305,7 +305,7 @@ def logits_of_states(model: PreTrainedModel, states: Tensor) -> Tensor:
     Relies on the ``forward`` of a model with a head computing logits from the
     ``last_hidden_state`` of its ``base_model`` alone: scaled or capped, as its family has it.
     """
-    given = _GivenStates(last_hidden_state=states)  # pyright: ignore[reportArgumentType]
+    given = _GivenStates(last_hidden_state=states)
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     with _other_forward([model.base_model], lambda *_, **__: given):
         return model(input_ids=ids, use_cache=False).logits

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ def run_conversion(
     run = ConversionRun(
         conversion, out, processes=processes, layout=layout, reporter=reporter, stop=stop
     )
-    student: StudentModel | None = StudentModel.begin(run)
+    student: Any = StudentModel.begin(run)
     with ExitStack() as held:
         if not _open_together(student, held, steps):
             return False

@@ -269,11 +269,12 @@ class _Template:
         source = self.tokenizer.get_chat_template(None, self.options.get("tools"))
         if not _MARKER.search(source):
             return None
+        options: dict[str, Any] = {**self.tokenizer.special_tokens_map, **self.options}
         _, [spans] = render_jinja_template(
             [[dict(message) for message in messages]],
             chat_template=source,
             return_assistant_tokens_mask=True,
-            **{**self.tokenizer.special_tokens_map, **self.options},
+            **options,
         )
         return [(int(start), int(end)) for start, end in spans if start < end]
 

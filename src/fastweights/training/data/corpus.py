@@ -234,8 +234,8 @@ def _held_out_of(collection: StoredCollection, corpus: Corpus) -> HeldOut:
 
 
 def _sum(sizes: Iterable[TextSize]) -> TextSize:
-    tokens, size = map(sum, zip(*((size.tokens, size.bytes) for size in sizes), strict=True))
-    return TextSize(tokens, size)
+    known = list(sizes)
+    return TextSize(sum(one.tokens for one in known), sum(one.bytes for one in known))
 
 
 def split_corpus(

@@ -181,7 +181,7 @@ class Mixture(Batches):
     boundaries: bool = True
 
     @property
-    def length(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def length(self) -> int:
         return self.streams[0].length
 
     @property

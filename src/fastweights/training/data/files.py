@@ -185,7 +185,7 @@ class _JsonText:
         """Go to the next character that is neither space nor comma, and return it; "" at the
         end."""
         while True:
-            self.at = _BETWEEN.match(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]
+            self.at = _BETWEEN.match(self.text, self.at).end()  # pyrefly: ignore[missing-attribute]
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
@@ -278,7 +278,7 @@ def read_table(path: Path, advance: Advance) -> Iterator[Record]:
         _check_columns(path, names, dialect.delimiter)
         for row in rows:
             place = f"{path}, line {rows.line_num}"
-            beyond = row.get(None, ())  # pyright: ignore[reportArgumentType, reportCallIssue]
+            beyond = row.get(None, ())
             if any(beyond):
                 raise DataError(
                     f"{place}, has {len(names) + len(beyond)} values in {len(names)} columns; a"

@@ -409,7 +409,7 @@ class _Watch:
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DataError(

@@ -152,14 +152,15 @@ def _rows(texts: StoredTexts) -> Iterator[dict[str, Any]]:
 
 def _texts(content: Mapping[str, Any]) -> StoredTexts:
     framing = content["framing"]
-    around = {name: tuple(framing[name]) for name in ("before", "between", "after")}
-    framing = Framing(**{**framing, **around})
+    around: dict[str, Any] = {name: tuple(framing[name]) for name in ("before", "between", "after")}
+    framed: dict[str, Any] = {**framing, **around}
     shards = {
         text: tuple(ShardRecord(**shard) for shard in shards)
         for text, shards in content["shards"].items()
     }
-    tuples = {name: tuple(content[name]) for name in ("sources", "ended")}
-    return StoredTexts(**{**content, "framing": framing, "shards": shards, **tuples})
+    tuples: dict[str, Any] = {name: tuple(content[name]) for name in ("sources", "ended")}
+    fields: dict[str, Any] = {**content, "framing": Framing(**framed), "shards": shards, **tuples}
+    return StoredTexts(**fields)
 
 
 def _take_sound(records: tuple[ShardRecord, ...], damaged: set[str]) -> Iterator[ShardRecord]:

@@ -89,7 +89,7 @@ class BPE(Tokenization):
             )
         split = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = split  # pyright: ignore[reportAttributeAccessIssue]
+        tokenizer.pre_tokenizer = split
         trainer = trainers.BpeTrainer(
             vocab_size=self.size,
             special_tokens=[END_OF_TEXT, PAD],
@@ -377,8 +377,8 @@ def _is_bytes(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 
 def _byte_level(tokenizer: Tokenizer, split: pre_tokenizers.ByteLevel) -> PreTrainedTokenizerFast:
-    tokenizer.pre_tokenizer = split  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END_OF_TEXT, PAD])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -186,7 +186,7 @@ class Joined(TokenText):
     texts: tuple[TokenText, ...]
 
     @property
-    def begins_are_targets(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def begins_are_targets(self) -> bool:
         return self.texts[0].begins_are_targets
 
     @property

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -137,7 +138,7 @@ def _write(
 ) -> Iterator[ShardRecord]:
     """The blocks of a text from number `first` on, written to the folder `target`."""
     target.mkdir(exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(Path(job.folder) / TOKENIZER)
+    tokenizer: Any = AutoTokenizer.from_pretrained(Path(job.folder) / TOKENIZER)
     documents = read_documents(job.texts[name], tokenizer, job.field)
     skip = sum(shard.pieces for shard in texts.shards.get(name, ())[:first])
     parts = encode_documents(tokenizer, documents, texts.framing, skip)

@@ -65,7 +65,8 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> Any:
     """
     from peft import LoraConfig
 
-    beside: list[str] = list(getattr(model, "trained_beside_adapters", ()))
+    named: Any = getattr(model, "trained_beside_adapters", ())
+    beside: list[str] = list(named)
     layers = _learning(model, linear_layers(model, beside))
     config = LoraConfig(
         r=lora.rank,

@@ -238,7 +238,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     Raises:
         TrainingError: If there are none.
     """
-    names = set(getattr(model, "_no_split_modules", None) or ())
+    whole: Any = getattr(model, "_no_split_modules", None)
+    names = set(whole or ())
     found = [m for m in model.modules() if type(m).__name__.removeprefix("FSDP") in names]
     if not found:
         raise TrainingError(

@@ -161,7 +161,7 @@ class Alone(Processes):
     """The group of a single process."""
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:
-        self.device, self.index, self.count = device, 0, 1
+        self.device, self.index, self.count = device, 0, 1  # pyrefly: ignore[read-only]
 
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
         return dict(numbers)
@@ -191,7 +191,7 @@ class Launched(Processes):
 
     def __init__(self, state: Any) -> None:
         self._state = state
-        self.device, self.index, self.count = (
+        self.device, self.index, self.count = (  # pyrefly: ignore[read-only]
             state.device,
             state.process_index,
             state.num_processes,

@@ -105,7 +105,7 @@ def poisoned() -> Iterator[None]:
     """Inside the block torch fills memory that nothing has written yet with NaN."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.utils.deterministic.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
     try:
         yield
     finally:

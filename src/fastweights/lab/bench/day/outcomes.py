@@ -10,14 +10,14 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 if find_spec("beartype") is None:
     # tests/conftest.py asks it to check types, which no test needs
-    sys.modules["beartype_hook"] = SimpleNamespace(install=lambda packages: None)  # pyright: ignore[reportArgumentType]
+    sys.modules["beartype_hook"] = cast(ModuleType, SimpleNamespace(install=lambda packages: None))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

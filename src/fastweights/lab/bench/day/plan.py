@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,13 +77,15 @@ class DayPlan:
     def rehearsal(cls) -> DayPlan:
         """Return the plan of a session with the CPU in the GPU's place, at tiny sizes."""
         tiny = Sizes(1, 70, 2, 16, 16)
+        timed = ("main", "metala", "long", "small", "segmented", "plain")
+        same: dict[str, Any] = dict.fromkeys(timed, tiny)
         short = ("--steps", "2", "--batch", "2", "--length", "32", "--layers", "1", "--width", "32")
         return cls(
             device="cpu",
             task_seconds=300.0,
             processes=2,
             workers=1,
-            **dict.fromkeys(("main", "metala", "long", "small", "segmented", "plain"), tiny),
+            **same,
             channels=Sizes(1, 70, 8, 1, 1),
             tiny=Sizes(1, 9, 1, 16, 16),
             dtypes=(torch.bfloat16,),

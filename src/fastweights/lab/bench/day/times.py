@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -115,7 +116,9 @@ class _Timing:
             for contender in contenders:
                 if contender.name in found:
                     row = self._timed(contender, turn, found[contender.name], inputs)
-                    extra = self._looked_into(calls[contender.name]) if turn == 0 else {}
+                    extra: dict[str, Any] = (
+                        self._looked_into(calls[contender.name]) if turn == 0 else {}
+                    )
                     yield replace(row, peak_bytes=peaks[contender.name], **extra)
 
     def _row(self, contender: Implementation, turn: int) -> TimeRow:

@@ -571,7 +571,7 @@ def _images(
 ) -> TaskExperiment:
     plain = {name: {"mixers": [{"name": name, "heads": 2}]} for name in ("softmax", "linear")}
     normalized = {"name": "normalized", "heads": 2, **LARGE_START}
-    models = {**plain, "normalized": {"mixers": [normalized]}, "S6": _ALONE["S6"]}
+    models: dict[str, Any] = {**plain, "normalized": {"mixers": [normalized]}, "S6": _ALONE["S6"]}
     runs = tuple(
         TaskTrial(s, "Image", protocol, own["mixers"][0]["name"], {**around, **own}, effort)
         for s, own in models.items()
