@@ -24,6 +24,7 @@ from fastweights.kernels.native.windowed import NATIVE_WINDOWS
 from fastweights.methods import Auto, Parallel, Recurrent, evaluate
 from fastweights.recurrence import WindowedLinear
 from fastweights.recurrence.mapped import FeatureMap, LogScale, Mapped
+from fastweights.recurrence.timeline import FORGOTTEN
 from tolerances import SAME, TOLERANCE, error
 
 pytestmark = compiled
@@ -110,6 +111,29 @@ def test_features_are_made_of_queries_and_of_keys_that_leave(phi: Any) -> None:
         record = mapped(phi, 75, window)
         assert_defined(record, None, *cuts)
         assert_defined(record.keep(torch.rand(2, 75) < 0.7), None, *cuts)
+
+
+@pytest.mark.parametrize("phi", [Hedgehog, Landmarks], ids=lambda phi: phi.__name__)
+def test_documents_begin_anywhere(phi: Any) -> None:
+    for window, cuts in ((0, ()), (1, (40,)), (5, (33, 34)), (40, (7,)), (500, (50,))):
+        record = mapped(phi, 75, window)
+        given = replace(record, fq=record.fq.tensor, fk=record.fk.tensor)  # type: ignore[union-attr]
+        for starts in (torch.rand(2, 75) < 0.1, torch.arange(75).expand(2, 75) == 33):
+            for packed in (record.restart(starts), given.restart(starts)):
+                assert_defined(packed, None, *cuts)
+                assert_defined(packed.keep(torch.rand(2, 75) < 0.7), None, *cuts)
+
+
+@torch.no_grad()
+def test_a_document_that_begins_in_padding_ends_the_one_before() -> None:
+    record = mapped(Hedgehog, 40, 6)
+    starts, keep = torch.arange(40) == 38, torch.arange(40) < 35
+    ended = record.restart(starts.expand(2, 40)).keep(keep.expand(2, 40))
+    assert_defined(ended, None)
+    with kernels.only(NATIVE_WINDOWS.name):
+        *rows, age = evaluate(ended)[1]
+    assert not any(part.any() for part in rows)
+    assert (age == FORGOTTEN).all()
 
 
 def test_a_long_text_slides_through_the_strip() -> None:
@@ -242,7 +266,7 @@ def test_it_is_the_kernel_of_prompts() -> None:
         assert kernels.select(record) is NATIVE_WINDOWS
         assert kernels.select(record.keep(torch.rand(2, 40) < 0.5)) is NATIVE_WINDOWS
         documents = record.segments(torch.arange(40).expand(2, 40) // 20)
-        assert "refused: documents may begin in it" in kernels.explain(documents)
+        assert kernels.select(documents) is NATIVE_WINDOWS
     assert "(compiled): refused: autograd follows it" in kernels.explain(record)
 
 

@@ -145,6 +145,7 @@ class WindowProblem(NamedTuple):
     mix: View
     log_scale: View
     keep: Pointer
+    starts: Pointer
     keys: Pointer
     values: Pointer
     age: Pointer

@@ -8,7 +8,8 @@
  *     o_i = Σ_j p_ij v_{s+j} + c_i φ_i S,   p_ij = a_i e^(s_ij - max s) in the window,  c_i φ_i·φ_{s+j} before it
  *     S += Σ_j φ_{s+j}ᵀ (v_{s+j} ‖ 1) of the first QUERIES keys
  *
- * with a and c from `join`. What belongs to a query, or to a key that leaves, is a column of a
+ * with a and c from `join`. A block ends before a document that begins; then nothing before that is
+ * there, S neither. What belongs to a query, or to a key that leaves, is a column of a
  * matrix, so that a vector holds W tokens: all sums over keys or features go lane by lane. A task
  * is a key head with the query heads it serves.
  */
@@ -24,7 +25,8 @@ typedef struct {
     long window,
         tokens; /* w, or all tokens that it can meet; tokens of the record that are no padding */
     long first; /* the place of the first token that is there */
-    const int32_t *kept; /* [tokens], which of the record's these are */
+    const int32_t *kept;   /* [tokens], which of the record's these are */
+    const uint8_t *starts; /* [tokens + 1], 1: a document begins with it */
     long k, v, begin,
         room;             /* padded widths; rows: the place of the first, and how many there are */
     float *keys, *values; /* [room ·], by place */
@@ -60,9 +62,11 @@ static int take_work(Work *w, const WindowProblem *p, long task)
     long blocks = (p->t + QUERIES - 1) / QUERIES;
     w->room = w->window + smaller(larger(SLIDE * QUERIES, w->window), blocks * QUERIES);
     int32_t *kept;
+    uint8_t *starts;
     Arena arena = {0};
     while (next_pass(&arena)) {
         kept = (int32_t *)take(&arena, p->t);
+        starts = (uint8_t *)take(&arena, p->t + 1);
         w->keys = take(&arena, (w->room + W) * w->k);
         w->values = take(&arena, (w->room + W) * w->v);
         w->rows = take(&arena, QUERIES * padded(larger(p->k, p->f)));
@@ -80,10 +84,15 @@ static int take_work(Work *w, const WindowProblem *p, long task)
     if (!arena.at)
         return 0;
     const uint8_t *keep = p->keep ? p->keep + w->head.b * p->t : NULL;
-    for (long i = 0; i < p->t; i++)
+    const uint8_t *begins = p->starts ? p->starts + w->head.b * p->t : NULL;
+    memset(starts, 0, p->t + 1);
+    for (long i = 0; i < p->t; i++) {
+        starts[w->tokens] |= begins && begins[i]; /* padding may begin one, for the next token */
         if (!keep || keep[i])
             kept[w->tokens++] = i;
+    }
     w->kept = kept;
+    w->starts = starts;
     return 1;
 }
 
@@ -131,6 +140,24 @@ static void load_state_rows(Work *w)
 }
 
 /* ---- tokens ---- */
+
+/* Before a token begins a document, nothing is there. */
+static void forget(Work *w, long token)
+{
+    const WindowProblem *p = w->head.p;
+    w->first = w->window + token;
+    memset(w->memory, 0, p->f * w->v * sizeof(float));
+    memset(w->sums, 0, p->f * sizeof(float));
+}
+
+/* Tokens from one on that a block holds: QUERIES, or those before a document begins */
+static long block_length(const Work *w, long s)
+{
+    long most = smaller(QUERIES, w->tokens - s), count = 1;
+    while (count < most && !w->starts[s + count])
+        count++;
+    return count;
+}
 
 INLINE float *key_at(const Work *w, long place)
 {
@@ -432,12 +459,12 @@ static void expect_block(const Work *w, long s)
         expect_rows(&p->q, p->k, b, token, h, count, 0);
 }
 
-static void read_block(Work *w, long s)
+static void read_block(Work *w, long s, long count)
 {
     const WindowProblem *p = w->head.p;
-    Block block = block_at(w, s, smaller(QUERIES, w->tokens - s));
+    Block block = block_at(w, s, count);
     read_keys(w, &block);
-    expect_block(w, s + QUERIES);
+    expect_block(w, s + count);
     if (block.low < block.queries)
         map_leaving(w, &block);
     for (long h = w->head.g * (p->h / p->g); h < (w->head.g + 1) * (p->h / p->g); h++)
@@ -462,12 +489,18 @@ static void store_state_rows(const Work *w)
     const Head *head = &w->head;
     const WindowProblem *p = head->p;
     long count = cached_after(p), oldest = w->window + w->tokens - count;
-    copy_rows(in_pages(head, p->next_keys, count, p->k), p->k, key_at(w, oldest), w->k, p->k,
-              count);
-    copy_rows(in_pages(head, p->next_values, count, p->v), p->v, value_at(w, oldest), w->v, p->v,
-              count);
-    if (p->map == GIVEN)
-        gather_features(w, p->next_features + place(head, count, p->f), p->f, oldest, count);
+    long absent = smaller(larger(w->first - oldest, 0), count);
+    float *keys = in_pages(head, p->next_keys, count, p->k),
+          *values = in_pages(head, p->next_values, count, p->v);
+    copy_rows(keys, p->k, key_at(w, oldest), w->k, p->k, count);
+    copy_rows(values, p->v, value_at(w, oldest), w->v, p->v, count);
+    memset(keys, 0, absent * p->k * sizeof(float));
+    memset(values, 0, absent * p->v * sizeof(float));
+    if (p->map == GIVEN) {
+        float *features = p->next_features + place(head, count, p->f);
+        gather_features(w, features, p->f, oldest, count);
+        memset(features, 0, absent * p->f * sizeof(float));
+    }
     float *memory = in_pages(head, p->next_memory, p->f, p->v + 1);
     copy_rows(memory, p->v + 1, w->memory, w->v, p->v, p->f);
     for (long l = 0; l < p->f; l++)
@@ -492,8 +525,14 @@ static int read_tokens(const void *problem, long task)
     if (!take_work(&w, problem, task))
         return OUT_OF_MEMORY;
     load_state_rows(&w);
-    for (long s = 0; s < w.tokens; s += QUERIES)
-        read_block(&w, s);
+    for (long s = 0, count; s < w.tokens; s += count) {
+        if (w.starts[s])
+            forget(&w, s);
+        count = block_length(&w, s);
+        read_block(&w, s, count);
+    }
+    if (w.starts[w.tokens])
+        forget(&w, w.tokens);
     write_last(&w);
     store_state_rows(&w);
     store_zeros(&w);
@@ -504,8 +543,11 @@ static int read_tokens(const void *problem, long task)
 static void write_ages(const WindowProblem *p, long b)
 {
     long there = reached(p, b), count = cached_after(p);
-    for (long t = 0; t < p->t; t++)
-        there += !p->keep || p->keep[b * p->t + t];
+    for (long t = b * p->t; t < (b + 1) * p->t; t++) {
+        if (p->starts && p->starts[t])
+            there = 0;
+        there += !p->keep || p->keep[t];
+    }
     int64_t *next = ages(p, p->next_age, b, count);
     for (long i = 0; i < count; i++)
         next[i] = count - i <= there ? count - i : p->forgotten;

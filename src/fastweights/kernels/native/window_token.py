@@ -135,4 +135,4 @@ def _problems(
         sizes = (1, 1, q.shape[2], 1, q.shape[3], v.shape[3], f, rule.window, 0, rule.shared)
         constants = (FORGOTTEN, rule.scale, rule.softcap or 0.0, 1)
         parts: dict[str, Any] = {"o": o, **weights.fields(), **state}
-        yield abi.WindowProblem(*sizes, *constants, q, k, v, own, None, None, **parts)
+        yield abi.WindowProblem(*sizes, *constants, q, k, v, own, None, None, None, **parts)

@@ -20,7 +20,8 @@ typedef struct {
     int64_t threads;             /* at most so many */
     View q, key, value, mix;
     View log_scale;      /* a of e^(s - a) in place of the largest score; may be none */
-    const uint8_t *keep; /* [b t], 0: padding; NULL: there is none */
+    const uint8_t *keep;   /* [b t], 0: padding; NULL: there is none */
+    const uint8_t *starts; /* [b t], 1: a document begins with it; NULL: none does */
     /* [b g cached ·], oldest first; NULL, and the rest of the state: the empty one */
     const float *keys, *values;
     const int64_t *age;  /* [b cached] */

@@ -138,8 +138,8 @@ class TokenFeatures(NamedTuple):
 
 
 class WindowStreams(NamedTuple):
-    """q ``[b t h k]``, k ``[b t g k]``, v ``[b t g v]``, γ and perhaps a ``[b t h 1]``, and which
-    tokens are no padding ``[b t]``.
+    """q ``[b t h k]``, k ``[b t g k]``, v ``[b t g v]``, γ and perhaps a ``[b t h 1]``, which
+    tokens are no padding and which begin a document ``[b t]``.
     """
 
     q: Tensor
@@ -148,6 +148,7 @@ class WindowStreams(NamedTuple):
     mix: Tensor
     log_scale: Tensor | None = None
     keep: Tensor | None = None
+    starts: Tensor | None = None
 
     @classmethod
     def of(
@@ -155,14 +156,18 @@ class WindowStreams(NamedTuple):
     ) -> WindowStreams:
         b, t, h = recurrence.shape
         q = recurrence.q.expand(b, t, h, -1)  # of the others C repeats axes of length 1
-        scale, keep = _scale_beside(recurrence, source), recurrence.keep_mask
+        scale = _scale_beside(recurrence, source)
+        masks = (
+            None if mask is None else mask[..., 0, 0].expand(b, t).contiguous()
+            for mask in (recurrence.keep_mask, recurrence.segment_starts)
+        )
         return cls(
             _readable(q),
             _readable(recurrence.k),
             _readable(recurrence.v),
             _readable(recurrence.mix),
             None if scale is None else _readable(scale),
-            None if keep is None else keep[..., 0, 0].expand(b, t).contiguous(),
+            *masks,
         )
 
 
@@ -212,7 +217,8 @@ def _call(
     places = dict(zip(parts, before or (None,) * 4, strict=True))
     results = {f"next_{name}": part for name, part in zip(parts, after, strict=True)}
     tensors: dict[str, Any] = {**places, **results, **source.fields(), "o": o, "pages": pages}
-    one = t == 1 and streams.keep is None and before is not None
+    plain = streams.keep is None and streams.starts is None
+    one = t == 1 and plain and before is not None
     problem = abi.WindowProblem(*sizes, *constants, *streams, **tensors)
     library.call(ONE_TOKEN if one else MANY_TOKENS, problem)
     return o
@@ -272,6 +278,8 @@ def _refuses_in_pages(record: InPages) -> str | None:
     recurrence, state = record.recurrence, record.state
     if not isinstance(recurrence, WindowedLinear):
         return "its rule is another"
+    if recurrence.segment_starts is not None:
+        return "documents may begin in it"
     refusal = _refuses_tokens(recurrence)
     if refusal or learned_features(recurrence) is None:
         return refusal or "its features are none that C makes"
@@ -309,8 +317,6 @@ def _refuses_one(recurrence: WindowedLinear) -> str | None:
 
 
 def _refuses_tokens(recurrence: WindowedLinear) -> str | None:
-    if recurrence.segment_starts is not None:
-        return "documents may begin in it"
     if torch.compiler.is_compiling():
         return "a compiled graph makes kernels of torch's own operations"
     if torch.is_grad_enabled() and _requires_grad(recurrence):
