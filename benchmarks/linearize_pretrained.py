@@ -3,15 +3,18 @@
 MODEL is what `make real` fetches, such as models/smollm2.gguf; DATA holds alpaca_5000.json,
 wikitext2_raw_{valid,test}.txt, a book (moby_dick.txt) and lambada_openai_test.jsonl, gzipped or
 not. Beside the model's own softmax stand conversions and StreamingLLM in as many bytes: nothing but
-a window and four sinks, untrained. Every conversion is a run of its own in OUT, and can be
-stopped and started again. All is computed in one dtype, softmax too.
+a window and four sinks, untrained; with ``--authors CHECKOUT`` LoLCATs by its authors' code too.
+Every conversion is a run of its own in OUT, and can be stopped and started again. All is computed
+in one dtype, softmax too.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +26,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.cli.progress import reporter
-from fastweights.lab.bench.report import open_report
+from fastweights.lab.bench.report import Report, open_report
 from fastweights.lab.evals.items import SOURCES
 from fastweights.lab.evals.needles import NeedleGrid, measure_needles
 from fastweights.lab.evals.score import score
@@ -38,6 +41,7 @@ from fastweights.training.data.documents import Data
 from fastweights.training.language.perplexity import nll_by_position
 from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.files import read_json, write_json
+from lolcats_authors import authors_model, train_there
 from measuring import options
 
 SHORT, SHORT_TOKENS = 1024, 4 * 1024
@@ -55,11 +59,13 @@ class Method:
 
     Attributes:
         recipe: The name of its recipe.
+        rates: Peak learning rates of its stages.
         window: Softmax's window, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
     """
 
     recipe: str
+    rates: tuple[float, float] = (1e-3, 1e-4)
     window: int | None = None
     kept: int | None = None
 
@@ -68,8 +74,9 @@ METHODS = {
     "landmarks": Method("landmarks"),
     "landmarks, longer windows": Method("landmarks", window=112),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
-    "LoLCATs": Method("lolcats"),
+    "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
 }
+AUTHORS = "LoLCATs by its authors"
 
 
 def main() -> None:
@@ -79,14 +86,76 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--method", choices=METHODS, action="append", help="this method alone")
     parser.add_argument("--tokens", type=int, default=0, help="of training, per conversion")
-    parser.add_argument("--rates", type=float, nargs="*", default=[1e-3, 1e-4], help="of stages")
+    parser.add_argument("--authors", type=Path, help="LoLCATs' own code: see lolcats_authors.py")
     parser.add_argument("--dtype", default="float32")
     chosen = parser.parse_args()
     report = open_report("linearize_pretrained", chosen.out, {"dtype": chosen.dtype})
     for name in chosen.method or METHODS:
-        group = f"{Path(chosen.model).stem} {name} {chosen.tokens}"
-        if not report.has(group):
-            report.add(group, list(rows(chosen, name)))
+        add_rows(report, chosen, name, rows)
+    if chosen.authors:
+        add_rows(report, chosen, AUTHORS, authors_rows)
+
+
+def add_rows(
+    report: Report, chosen: argparse.Namespace, name: str, found: Callable[..., Iterator[Row]]
+) -> None:
+    """A method's rows, unless the report has them."""
+    group = f"{Path(chosen.model).stem} {name} {chosen.tokens}"
+    if not report.has(group):
+        report.add(group, list(found(chosen, name)))
+
+
+def authors_rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
+    """LoLCATs by its authors' code: same model, texts and number of tokens, its own template."""
+    code, out = chosen.authors.resolve(), (chosen.folder / _title(chosen, name)).resolve()
+    clock, tokenizer = (
+        out / "seconds.json",
+        AutoTokenizer.from_pretrained(model_source(chosen.model)),
+    )
+    if not clock.exists():
+        llama, texts = _for_authors(chosen, out)
+        start = time.perf_counter()
+        train_there(code, llama, texts, chosen.tokens // SHORT // 2)
+        write_json(clock, time.perf_counter() - start)
+    config = read_json(out / "llama" / "config.json")
+    with authors_model(code, out) as model:
+        found = measured(model, tokenizer, chosen.data)
+    yield {
+        "model": Path(chosen.model).stem,
+        "method": name,
+        "tokens": chosen.tokens,
+        "attention": name,
+        "state": state_of_authors(config),
+        "softmax_layers": 0,
+        "seconds": read_json(clock),
+        **found,
+    }
+
+
+def _for_authors(chosen: argparse.Namespace, out: Path) -> tuple[Path, Path]:
+    """The model as their transformers reads it, and the texts unpacked."""
+    source, llama, texts = Path(model_source(chosen.model)), out / "llama", out / "alpaca.json"
+    shutil.copytree(source, llama, dirs_exist_ok=True)
+    config, words, tokenizer = (
+        read_json(llama / f"{name}.json") for name in ("config", "tokenizer_config", "tokenizer")
+    )
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    words["tokenizer_class"] = "PreTrainedTokenizerFast"
+    tokenizer["model"]["merges"] = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
+    write_json(llama / "config.json", config)
+    write_json(llama / "tokenizer_config.json", words)
+    write_json(llama / "tokenizer.json", tokenizer)
+    file = _file(chosen.data, "alpaca_5000.json")
+    packed = file.read_bytes()
+    texts.write_bytes(gzip.decompress(packed) if file.suffix == ".gz" else packed)
+    return llama, texts
+
+
+def state_of_authors(config: dict[str, Any]) -> int:
+    """Bytes in float32: per query head φᵀ(v ‖ 1) of 2 × 64 features, and 64 keys and values."""
+    head = config["hidden_size"] // config["num_attention_heads"]
+    per_head = 2 * 64 * (head + 1) + 64 * 2 * head
+    return 4 * config["num_hidden_layers"] * config["num_attention_heads"] * per_head
 
 
 def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
@@ -135,14 +204,16 @@ def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     if method.kept is not None:
         every = [one.layer for one in plan(model, recipe).converted]
         layers = tuple(layer for layer in every if (layer + 1) % method.kept)
-    return Conversion(model, data, _trained(recipe, chosen), layers=layers, dtype=chosen.dtype)
+    return Conversion(
+        model, data, _trained(recipe, method, chosen.tokens), layers=layers, dtype=chosen.dtype
+    )
 
 
-def _trained(recipe: LinearizationRecipe, chosen: argparse.Namespace) -> LinearizationRecipe:
+def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> LinearizationRecipe:
     """The recipe with its share of the tokens for each stage, or with no stage at all."""
-    if not chosen.tokens:
+    if not tokens:
         return replace(recipe, stages=())
-    steps = chosen.tokens // SHORT // len(recipe.stages)
+    steps = tokens // SHORT // len(recipe.stages)
     stages = (
         stage.with_fit(
             replace(
@@ -153,7 +224,7 @@ def _trained(recipe: LinearizationRecipe, chosen: argparse.Namespace) -> Lineari
                 optimizer=AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0),
             )
         )
-        for stage, lr in zip(recipe.stages, chosen.rates, strict=True)
+        for stage, lr in zip(recipe.stages, method.rates, strict=True)
     )
     return replace(recipe, stages=tuple(stages))
 

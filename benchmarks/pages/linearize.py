@@ -119,7 +119,8 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def pretrained() -> str:
-    rows = rows_of("linearize_pretrained")
+    files = "linearize_pretrained", "linearize_pretrained_trained"
+    rows = [row for name in files for row in rows_of(name)]
     columns = ("model", "attends by", "tokens trained", "softmax layers", "state, MiB")
     columns = (
         *columns,
@@ -131,7 +132,8 @@ def pretrained() -> str:
         "at 2,048",
         "minutes",
     )
-    machine = f"{origin('linearize_pretrained')}; {_dtype('linearize_pretrained')}."
+    untrained, trained = (f"{origin(name)}; {_dtype(name)}" for name in files)
+    machine = f"Untrained: {untrained}. Trained: {trained}."
     return f"{machine}\n\n{table(columns, map(_pretrained, sorted(rows, key=_by_state)))}"
 
 
