@@ -64,7 +64,7 @@ def test_states_may_be_wider_than_tiles(decay: int | None, dtype: torch.dtype) -
     check(TRITON_DECAY, build, make(t, width, width, decay and min(decay, width)), dtype)
 
 
-@pytest.mark.parametrize("decay", [1, 16])
+@pytest.mark.parametrize("decay", [1, pytest.param(16, marks=pytest.mark.slow)])
 def test_gradients_do_not_depend_on_which_are_asked_for(decay: int) -> None:
     streams, names = make(34, 16, 16, decay), ("q", "k", "v", "log_decay", "start")
     start = torch.randn(1, 1, 16, 16)

@@ -206,6 +206,7 @@ def test_keys_further_apart_are_left_to_others() -> None:
     assert TRITON_DPLR.refuses(replace(rule, log_decay=None, before=True)) is None
 
 
+@pytest.mark.slow
 def test_gradients_repeat_bit_by_bit() -> None:
     def gradients() -> list[Tensor]:
         streams = make(v=72, decay="scalar")

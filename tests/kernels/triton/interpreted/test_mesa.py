@@ -120,6 +120,7 @@ def test_results_and_gradients_of_half_precision(dtype: torch.dtype) -> None:
     check(TRITON_MESA, build, streams(40, 16, 24), dtype, wide=WIDE, start=positive)
 
 
+@pytest.mark.slow
 def test_streams_may_be_shared_and_lie_anyhow() -> None:
     given = streams(34, 16, 24, b=2, h=1)
     for name in ("q", "k", "v", "beta"):
@@ -169,6 +170,7 @@ def test_residuals_fall_below_the_precision_of_the_streams(
         assert (left.norm(dim=-1) <= limit * q.norm(dim=-1)).all()
 
 
+@pytest.mark.slow
 def test_few_long_sequences_are_cut_into_segments() -> None:
     record = narrow(streams(1100, 16, 16, h=1), torch.bfloat16, ConjugateGradient(2, None))
     start = torch.eye(16)[None, None]

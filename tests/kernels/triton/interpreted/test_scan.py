@@ -181,6 +181,7 @@ def test_the_state_before_the_first_token_may_be_empty() -> None:
         check(SCAN_KERNEL, decay, LAYERS["hgrn"](15), state=False)
 
 
+@pytest.mark.slow
 def test_gradients_repeat_bit_by_bit() -> None:
     torch.manual_seed(0)
     streams = {n: s.float().requires_grad_() for n, s in mamba(18).items()}

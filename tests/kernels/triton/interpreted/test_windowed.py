@@ -221,6 +221,7 @@ def test_long_sequences_are_walked_in_segments(documents, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_gradients_repeat_bit_by_bit():
     found = []
     for _ in range(2):
