@@ -8,7 +8,7 @@ from typing import Any
 
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
 from fastweights.render.markdown import table
-from fastweights.render.plots import png
+from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
 from pages.page import Page, Row, origin, results, rows_of
 
 
@@ -119,8 +119,7 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def pretrained() -> str:
-    files = "linearize_pretrained", "linearize_pretrained_trained"
-    rows = [row for name in files for row in rows_of(name)]
+    rows = _pretrained_rows()
     columns = ("model", "attends by", "tokens trained", "softmax layers", "state, MiB")
     columns = (
         *columns,
@@ -132,9 +131,17 @@ def pretrained() -> str:
         "at 2,048",
         "minutes",
     )
-    untrained, trained = (f"{origin(name)}; {_dtype(name)}" for name in files)
+    untrained, trained = (f"{origin(name)}; {_dtype(name)}" for name in PRETRAINED)
     machine = f"Untrained: {untrained}. Trained: {trained}."
     return f"{machine}\n\n{table(columns, map(_pretrained, sorted(rows, key=_by_state)))}"
+
+
+def _pretrained_rows() -> list[Row]:
+    return [row for name in PRETRAINED for row in rows_of(name)]
+
+
+PRETRAINED = "linearize_pretrained", "linearize_pretrained_trained"
+"""Files of results: of untrained conversions, and of trained ones."""
 
 
 def _dtype(name: str) -> str:
@@ -164,6 +171,31 @@ def _pretrained(row: Row) -> list[str]:
         f"{mean(found['accuracy'][-1]):.0%}",
         f"{row['seconds'] / 60:.1f}" if converted else "",
     ]
+
+
+def pretrained_picture() -> bytes:
+    """Perplexity over the bytes of the state; filled where something was trained."""
+    rows = _pretrained_rows()
+    names = list(dict.fromkeys(row["attention"] for row in rows if row["attention"] != SOFTMAX))
+    drawing, axes = canvas(1, 2, 4.4, 3.2)
+    for panel, (field, title) in zip(axes[0], TEXTS.items(), strict=True):
+        (softmax,) = {row[field] for row in rows if row["attention"] == SOFTMAX}
+        panel.axhline(softmax, color="black", linewidth=0.8, linestyle="--", label=SOFTMAX)
+        for name, color in zip(names, PALETTE, strict=False):
+            own = sorted((r for r in rows if r["attention"] == name), key=lambda row: row["state"])
+            states, values = ([one[key] for one in own] for key in ("state", field))
+            fills = [color if one["tokens"] and name != STREAMING else "none" for one in own]
+            sizes = [state / 2**20 for state in states]
+            panel.scatter(sizes, values, 28, c=fills, edgecolors=color, label=name, zorder=3)
+            if name == STREAMING:
+                panel.plot(sizes, values, color=color, linewidth=0.8)
+        label(panel, title, "state of one sequence [MiB]", "perplexity")
+        panel.set_xscale("log")
+    legend_beside(axes[0, 1])
+    return png(drawing)
+
+
+TEXTS = {"wikitext": "WikiText-2, sequences of 1,024", "book": "Moby-Dick, its first 4,096"}
 
 
 def generation() -> str:
@@ -198,5 +230,8 @@ def generation_picture() -> bytes:
 PAGE = Page(
     "linearize-measured",
     (far_machine, needs, recipes, ablations, pretrained, generation),
-    {"linearize_generation.png": generation_picture},
+    {
+        "linearize_generation.png": generation_picture,
+        "linearize_pretrained.png": pretrained_picture,
+    },
 )

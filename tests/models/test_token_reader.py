@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastweights.kernels.native import library
-from fastweights.linearize import LinearAttentionConfig
+from fastweights.linearize import LinearAttentionConfig, place_landmarks
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.cache_names import CACHE
 from fastweights.models.token_reader import TokenReader
@@ -91,12 +91,39 @@ def test_every_way_of_choosing_tokens(settings: dict[str, Any], answered: list[b
     assert torch.equal(found, by_modules(model, **settings))
 
 
-def test_prompts_behind_padding_are_read_by_modules(answered: list[bool]) -> None:
-    model, mask = linearized(), torch.ones_like(IDS)
-    mask[0, :3] = 0
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prompts_beside_padding(name: str, side: str, answered: list[bool]) -> None:
+    """A hybrid's softmax layers are told of it by the mask, which the step does not read."""
+    model, mask = MODELS[name](), torch.ones_like(IDS)
+    if side == "left":
+        mask[0, :5], mask[2, :1] = 0, 0
+    else:
+        mask[0, 3:], mask[2, -1:] = 0, 0
     found = generate(model, attention_mask=mask)
-    assert not any(answered)
+    assert answered == [False] + [name != "hybrid"] * (TOKENS - 1)
     assert torch.equal(found, by_modules(model, attention_mask=mask))
+
+
+@pytest.mark.parametrize("features", ["landmarks", "hedgehog"])
+def test_each_sequence_behind_padding_has_its_own_positions(
+    features: str, answered: list[bool]
+) -> None:
+    config = LinearAttentionConfig(features, 4, window=3, sinks=2 * (features == "landmarks"))
+    model = linear_llama(config, 3, torch.float32)
+    if features == "landmarks":
+        place_landmarks(model, [{"input_ids": IDS}])
+    model.eval()
+    mask = torch.ones_like(IDS)
+    mask[0, :5] = 0
+    logits = {"return_dict_in_generate": True, "output_logits": True}
+    found = generate(model, attention_mask=mask, **logits)
+    same = by_modules(model, attention_mask=mask, **logits)
+    alone = generate(model, IDS[:1, 5:], **logits)
+    assert sum(answered) > TOKENS
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(same.logits))
+    mine = torch.stack(found.logits)[:, :1]
+    torch.testing.assert_close(mine, torch.stack(alone.logits), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,7 +8,7 @@ memory of its own; caches grow as they do for modules, which may go on from them
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import getitem, is_
 from typing import Any, NamedTuple, cast
 
@@ -104,7 +104,7 @@ class NativeStep(ABC):
 
     Args:
         model: in evaluation mode; of weights that stay where they are, see `stale`
-        sequences: b, how many are read at once, each at the same place
+        sequences: b, how many are read at once
         hooked: functions that may wait for calls of its modules, as the step does what they do
 
     Raises:
@@ -146,12 +146,14 @@ class NativeStep(ABC):
         """Why modules read what follows this cache."""
 
     @abstractmethod
-    def place(self, cache: Any) -> int:
-        """How many tokens are before the next."""
+    def knows(self, cache: Any, padded: bool, positions: Tensor | None) -> bool:
+        """Whether it is right where tokens so far were padding, and the next ones are at these
+        positions ``[b]``."""
 
     @abstractmethod
-    def __call__(self, token: Tensor, cache: Any) -> Tensor:
-        """The logits ``[b vocab]`` after one more token ``[b]``, by which the cache is advanced."""
+    def __call__(self, token: Tensor, cache: Any, positions: Tensor | None = None) -> Tensor:
+        """The logits ``[b vocab]`` after one more token ``[b]``, by which the cache is advanced, at
+        these positions ``[b]``; None for how many tokens are before it."""
 
     @property
     def stale(self) -> bool:
@@ -175,6 +177,15 @@ class NativeStep(ABC):
         """Queries, keys and values of Norm x, where the layer has room for them."""
         for call in layer.project:
             call()
+
+    def spread(self, layer: LayerCalls, turns: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What each sequence's streams turn by ``[b 1 1 ·]``, as `turning` has them: ``[1 1 b(h+g)
+        ·]``, or as they are of sequences at one place."""
+        b, heads = len(turns[0]), (layer.heads, layer.value.shape[1])
+        if b == 1:
+            return tuple(turns)
+        rows = torch.cat([torch.arange(b).repeat_interleave(count) for count in heads])
+        return tuple(turn[rows].transpose(0, 2) for turn in turns)
 
     def finish(self, layer: LayerCalls) -> None:
         """x ← x + W_o o, of what the queries have read, then x ← x + MLP(Norm x)."""
@@ -271,20 +282,30 @@ class SoftmaxStep(NativeStep):
             return "its cache is empty, or can go back"
         return None if self._states is cache.states else _refuses_states(cache, self.sequences)
 
-    def place(self, cache: FastWeightsCache) -> int:
-        return int(cast("list[Any]", cache.states)[0].position[0])
+    def knows(self, cache: FastWeightsCache, padded: bool, positions: Tensor | None) -> bool:
+        del padded  # the states know which tokens were
+        own = cast("list[Any]", cache.states)[0].position
+        return positions is None or torch.equal(positions, own)
 
-    def __call__(self, token: Tensor, cache: FastWeightsCache) -> Tensor:
+    def __call__(
+        self, token: Tensor, cache: FastWeightsCache, positions: Tensor | None = None
+    ) -> Tensor:
+        del positions  # the states have them
         trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
         position, age = states[0].position, states[0].memory[2]
         embedded = trunk._embeddings(token[:, None], None)
         x.copy_(trunk._scale_and_position(embedded, position, None, None))
         position, following = position + 1, F.pad(age + 1, (0, 1), value=1)
-        turns = {rope: rope.turns(states[0].position[:1, None], x[:1]) for rope in self._ropes}
+        there = following < FORGOTTEN
+        seen = None if bool(there.all()) else there[:, None, None]
+        places = states[0].position
+        places = (places[:1] if bool((places == places[0]).all()) else places)[:, None]
+        turns = {rope: rope.turns(places, x[: len(places)]) for rope in self._ropes}
         after = []
         for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
             self.project(layer)
-            keys, values, o = _attend(layer, state.memory, rope, turns.get(rope))
+            own = None if rope not in turns else self.spread(layer, turns[rope])
+            keys, values, o = _attend(layer, state.memory, rope, own, seen)
             layer.read.view(o.shape).copy_(o)
             self.finish(layer)
             after.append(MixerState((keys, values, following), {}, position))
@@ -297,14 +318,15 @@ register_step(FastWeightsForCausalLM, SoftmaxStep)
 
 
 def _attend(
-    layer: LayerCalls, memory: Any, rope: Rope, turns: Any
+    layer: LayerCalls, memory: Any, rope: Rope, turns: Any, seen: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values behind the token, and what it reads of them."""
+    """Keys and values behind the token, and what it reads of those that it sees ``[b 1 1 s]``, or
+    of all."""
     turned = layer.turning if turns is None else rope.turn_by(layer.turning, *turns)
     q, k = layer.divide(turned)
     keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
     q = q.view(len(keys), keys.shape[1], -1, keys.shape[3])
-    return keys, values, F.scaled_dot_product_attention(q, keys, values)
+    return keys, values, F.scaled_dot_product_attention(q, keys, values, seen)
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -334,7 +356,7 @@ def _refuse_block(block: Any) -> None:
 
 
 def _refuses_states(cache: FastWeightsCache, sequences: int) -> str | None:
-    """Why not all layers have read as many tokens of so many sequences of one document each."""
+    """Why not all layers have read the same tokens of so many sequences."""
     first, *others = cast("tuple[Any, ...]", cache.states)
     if cache.batch_size != sequences:
         return f"its cache holds {cache.batch_size} sequences, not {sequences}"
@@ -344,7 +366,4 @@ def _refuses_states(cache: FastWeightsCache, sequences: int) -> str | None:
     ages = all(torch.equal(state.memory[2], first.memory[2]) for state in others)
     if not ages or not all(torch.equal(state.position, first.position) for state in others):
         return "its layers have not read the same tokens"
-    if bool((first.position != first.position[0]).any()):
-        return "its sequences are not at the same place"
-    seen = first.memory[2].numel() > 0 and int(first.memory[2].max()) < FORGOTTEN // 2
-    return None if seen else "tokens in its cache are padding, or forgotten"
+    return None if first.memory[2].numel() else "it has read no token"

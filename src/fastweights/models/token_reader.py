@@ -36,12 +36,14 @@ class TokenStep(Protocol):
         """Why modules read the next token, None if this does."""
         ...
 
-    def place(self, cache: Any) -> int:
-        """How many tokens are before the next."""
+    def knows(self, cache: Any, padded: bool, positions: Tensor | None) -> bool:
+        """Whether what it computes is right where tokens so far were padding, and the next ones are
+        at these positions ``[b]``."""
         ...
 
-    def __call__(self, token: Tensor, cache: Any) -> Tensor:
-        """The logits ``[b vocab]`` after one more token ``[b]``, by which the cache is advanced."""
+    def __call__(self, token: Tensor, cache: Any, positions: Tensor | None = None) -> Tensor:
+        """The logits ``[b vocab]`` after one more token ``[b]``, by which the cache is advanced, at
+        these positions ``[b]``; None for how many tokens are before it."""
         ...
 
 
@@ -91,12 +93,16 @@ class TokenReader:
             return None
         if not _asks_for_logits(call) or self.refuse(cache, len(token)) is not None:
             return None
-        mask, position = call.get("attention_mask"), call.get("position_ids")
-        if mask is not None and not (mask.dim() == 2 and bool(mask.all())):
+        mask, positions = call.get("attention_mask"), call.get("position_ids")
+        if mask is not None and not (mask.dim() == 2 and bool(mask[:, -1].all())):
             return None
-        if position is not None and bool((position != self.step.place(cache)).any()):
+        if positions is not None:
+            if positions.dim() != 2:
+                return None
+            positions = positions.expand(len(token), 1)[:, 0]
+        if not self.step.knows(cache, mask is not None and not bool(mask.all()), positions):
             return None
-        logits = self.step(token[:, 0], cache)
+        logits = self.step(token[:, 0], cache, positions)
         return CausalLMOutputWithPast(logits=logits[:, None], **cache_argument(cache))
 
 

@@ -54,8 +54,7 @@ class WindowToken:
     """What reads the next token of some key heads of sequences, where `streams` have it then.
 
     Args:
-        records: of one token of these heads, for each sequence, all at one position; their streams
-            are not read
+        records: of one token of these heads, for each sequence; their streams are not read
         heads: their numbers in `streams`
         streams: of all heads, for each sequence
 
@@ -70,14 +69,14 @@ class WindowToken:
         streams: Sequence[TokenStreams],
     ) -> None:
         self._calls = list[library.PreparedCall]()
-        self._position = 0
+        self._positions = list[int]()
         for record, own in zip(records, streams, strict=True):
             source = learned_features(record)
             if select(record) is not NATIVE_WINDOW or source is None or record.groups != len(heads):
                 raise ValueError("the record of a token is not one that C reads by itself")
-            problems = _problems(record, source, heads, own)
+            problems = list(_problems(record, source, heads, own))
             self._calls += [library.PreparedCall(ONE_TOKEN, problem) for problem in problems]
-            self._position = source.position
+            self._positions += [source.position] * len(problems)
         self._shape = len(records), len(heads)
         self._room = max(records[0].window - 1, 0)
         self._widths = records[0].q.shape[-1], records[0].values, records[0].fq.shape[-1]
@@ -100,13 +99,14 @@ class WindowToken:
         keys, values = torch.empty(b, g, kept, k), torch.empty(b, g, kept, v)
         after = keys, values, torch.empty(b, g, f, v + 1), torch.empty(b, kept, dtype=torch.long)
         befores, afters = self._addresses(state), self._addresses(after)
-        for call, old, new in zip(self._calls, befores, afters, strict=True):
+        each = zip(self._calls, self._positions, befores, afters, strict=True)
+        for call, position, old, new in each:
             _COUNT.pack_into(call.memory, _CACHED, cached)
-            _COUNT.pack_into(call.memory, _POSITION, self._position)
+            _COUNT.pack_into(call.memory, _POSITION, position)
             _POINTERS.pack_into(call.memory, _BEFORE, *old)
             _POINTERS.pack_into(call.memory, _AFTER, *new)
             call()
-        self._position += 1
+        self._positions = [position + 1 for position in self._positions]
         return after
 
     def _addresses(self, state: Sequence[Tensor]) -> Iterator[tuple[int, int, int, int]]:

@@ -62,35 +62,35 @@ class BranchToken:
         self._calls: list[WindowToken] = []
         self._versions: list[int] = []
         self._after: Kept = None
-        self._count = 0
+        self._places: list[int] = []
 
-    def read(self, kept: tuple[Tensor, ...], place: int) -> Kept:
-        """What is kept behind the token at this place, which has left o where it belongs; None
-        where the branch reads it."""
-        if self._refused or not (self._goes_on(kept) or self._begin(kept, place)):
+    def read(self, kept: tuple[Tensor, ...], places: list[int]) -> Kept:
+        """What is kept behind a token of each sequence at these places, which has left o where it
+        belongs; None where the branch reads it."""
+        if self._refused or not (self._goes_on(kept, places) or self._begin(kept, places)):
             return None
         past = kept[4 * len(self._calls) :]
         parts = [
             part for i, call in enumerate(self._calls) for part in call(kept[4 * i : 4 * i + 4])
         ]
-        self._count += 1
+        self._places = [place + 1 for place in places]
         self._after = (*parts, past[0], past[1] + 1) if past else tuple(parts)
         return self._after
 
-    def _goes_on(self, kept: tuple[Tensor, ...]) -> bool:
+    def _goes_on(self, kept: tuple[Tensor, ...], places: list[int]) -> bool:
         """Whether the calls are those of what is kept, and go on being so."""
-        same = kept is self._after and self._versions == [w._version for w in self._weights]
-        return same and self._reads_alone()
+        same = kept is self._after and places == self._places
+        unchanged = self._versions == [w._version for w in self._weights]
+        return same and unchanged and self._reads_alone(places)
 
-    def _reads_alone(self) -> bool:
-        branches = (own for own in self._groups if isinstance(own, LandmarkBranch))
-        return all(own.reads_alone(self._count) for own in branches)
+    def _reads_alone(self, places: list[int]) -> bool:
+        branches = [own for own in self._groups if isinstance(own, LandmarkBranch)]
+        return all(own.reads_alone(place) for own in branches for place in {*places})
 
-    def _begin(self, kept: tuple[Tensor, ...], place: int) -> bool:
-        """Pack the calls, if C reads the token by itself, and there was no padding before it."""
+    def _begin(self, kept: tuple[Tensor, ...], places: list[int]) -> bool:
+        """Pack the calls, if C reads the token by itself, at its place in its document."""
         past = kept[4 * len(self._groups) :]
-        self._count = place
-        if not self._reads_alone() or (past and bool((past[1] != place).any())):
+        if not self._reads_alone(places) or (past and past[1].tolist() != places):
             return False
         records = (
             self._records(own, tuple(part[i : i + 1] for part in past))
@@ -165,32 +165,41 @@ class LinearizedStep(NativeStep):
         )
         return next((why for why in whys if why is not None), None)
 
-    def place(self, cache: DynamicCache) -> int:
-        return cache.get_seq_length()
+    def knows(self, cache: DynamicCache, padded: bool, positions: Tensor | None) -> bool:
+        return not padded or all(token is not None for token in self._tokens)
 
-    def __call__(self, token: Tensor, cache: DynamicCache) -> Tensor:
-        trunk, x = self.model.model, self._x
-        place = self.place(cache)
+    def __call__(
+        self, token: Tensor, cache: DynamicCache, positions: Tensor | None = None
+    ) -> Tensor:
+        trunk, x, places = self.model.model, self._x, [cache.get_seq_length()] * self.sequences
+        if positions is not None:
+            places = positions.tolist()
+        at = torch.tensor(places[:1] if len({*places}) == 1 else places)[:, None]
         x.copy_(trunk.embed_tokens(token[:, None]))
-        turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=torch.tensor([[place]])))
+        turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=at))
         for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
             self.project(layer)
-            _turn_by_halves(layer.turning, *turns, self._turned[i])
-            self._attend(i, layer, memory, place)
+            cos, minus_sin, sin = self.spread(layer, turns)
+            _turn_by_halves(layer.turning, cos, minus_sin, sin, self._turned[i])
+            self._attend(i, layer, memory, places, positions)
             self.finish(layer)
         return self.model.lm_head(trunk.norm(x))[:, -1]
 
-    def _attend(self, i: int, layer: LayerCalls, memory: Any, place: int) -> None:
+    def _attend(
+        self, i: int, layer: LayerCalls, memory: Any, places: list[int], positions: Tensor | None
+    ) -> None:
         """What the queries of a layer have read, where it is projected."""
         reads, attention = self._tokens[i], self._attentions[i]
-        if reads is not None and (after := reads.read(memory.state, place)) is not None:
+        if reads is not None and (after := reads.read(memory.state, places)) is not None:
             memory.state, memory.tokens = after, memory.tokens + 1
             return
         q, k = layer.divide(self._turned[i].clone())
         k, value = memory.update(k.transpose(1, 2), layer.value)
         if reads is not None:
-            k, value = k.transpose(1, 2), value.transpose(1, 2)
-            o = attention.linear_branch(q, k, value, None, None, memory)
+            k, value, branch = k.transpose(1, 2), value.transpose(1, 2), attention.linear_branch
+            if positions is not None:
+                q, k = branch.align(q, k, positions[:, None], None, None, memory.state)
+            o = branch(q, k, value, None, None, memory)
         else:
             scaling = {"scaling": attention.scaling, "dropout": 0.0}
             o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)
