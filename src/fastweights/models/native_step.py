@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from operator import getitem, is_
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +31,7 @@ from fastweights.models.hf import FastWeightsForCausalLM
 from fastweights.models.quantize import Int4Linear, Int8Linear
 from fastweights.models.token_reader import NoStepError, register_step
 from fastweights.ops.normalization import RMSNorm, prepare_norm
-from fastweights.ops.product import Product, prepare_rows, refuses_here
+from fastweights.ops.product import MOST_ROWS, Product, prepare_rows, refuses_here
 from fastweights.ops.quantized import QuantizedProduct, prepare_quantized_rows
 from fastweights.recurrence import Softmax
 from fastweights.recurrence.timeline import FORGOTTEN
@@ -226,11 +227,13 @@ class NativeStep(ABC):
     def _products(self, *layers: Any, to: list[Tensor], x: Tensor | None = None) -> list[Call]:
         """What leaves the layers of x, or of the norm, in these tensors, as `project_each` does."""
         x = self._normed if x is None else x
+        known = (Linear, Int8Linear, Int4Linear)
+        _require(all(type(layer) in known for layer in layers), "a projection is not ours")
+        if self.sequences > MOST_ROWS:
+            return [partial(_multiply, layer, x, y) for layer, y in zip(layers, to, strict=True)]
         if all(type(layer) is Linear for layer in layers):
             products = tuple(Product(x, layer.weight, layer.bias) for layer in layers)
             return [_taken(prepare_rows(products, to), "a product")]
-        known = (Linear, Int8Linear, Int4Linear)
-        _require(all(type(layer) in known for layer in layers), "a projection is not ours")
         return [self._product(layer, x, y) for layer, y in zip(layers, to, strict=True)]
 
     def _product(self, layer: Any, x: Tensor, y: Tensor) -> Call:
@@ -332,6 +335,10 @@ def _attend(
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise NoStepError(otherwise)
+
+
+def _multiply(layer: nn.Module, x: Tensor, y: Tensor) -> None:
+    y.copy_(layer(x))
 
 
 def _taken(call: Call | None, what: str) -> Call:
