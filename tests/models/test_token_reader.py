@@ -85,10 +85,13 @@ def test_all_tokens_behind_the_prompt_are_read_by_the_step(
     ids=lambda settings: next(iter(settings)),
 )
 def test_every_way_of_choosing_tokens(settings: dict[str, Any], answered: list[bool]) -> None:
-    model = linearized()
-    found = generate(model, **settings)
-    assert any(answered)
-    assert torch.equal(found, by_modules(model, **settings))
+    model, mask = linearized(), torch.ones_like(IDS)
+    mask[0, :3] = 0
+    for given in (settings, {**settings, "attention_mask": mask}):
+        found = generate(model, **given)
+        assert any(answered)
+        assert torch.equal(found, by_modules(model, **given))
+        answered.clear()
 
 
 @pytest.mark.parametrize("name", MODELS)
