@@ -8,7 +8,7 @@ from typing import Any
 
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
 from fastweights.render.markdown import table
-from fastweights.render.plots import PALETTE, canvas, label, legend_beside, png
+from fastweights.render.plots import PALETTE, canvas, label, legend_beside, logarithmic, png
 from pages.page import Page, Row, origin, results, rows_of
 
 
@@ -190,7 +190,7 @@ def pretrained_picture() -> bytes:
             if name == STREAMING:
                 panel.plot(sizes, values, color=color, linewidth=0.8)
         label(panel, title, "state of one sequence [MiB]", "perplexity")
-        panel.set_xscale("log")
+        logarithmic(panel)
     legend_beside(axes[0, 1])
     return png(drawing)
 
