@@ -494,12 +494,15 @@ static void store_state_rows(const Work *w)
           *values = in_pages(head, p->next_values, count, p->v);
     copy_rows(keys, p->k, key_at(w, oldest), w->k, p->k, count);
     copy_rows(values, p->v, value_at(w, oldest), w->v, p->v, count);
-    memset(keys, 0, absent * p->k * sizeof(float));
-    memset(values, 0, absent * p->v * sizeof(float));
+    if (absent) {
+        memset(keys, 0, absent * p->k * sizeof(float));
+        memset(values, 0, absent * p->v * sizeof(float));
+    }
     if (p->map == GIVEN) {
         float *features = p->next_features + place(head, count, p->f);
         gather_features(w, features, p->f, oldest, count);
-        memset(features, 0, absent * p->f * sizeof(float));
+        if (absent)
+            memset(features, 0, absent * p->f * sizeof(float));
     }
     float *memory = in_pages(head, p->next_memory, p->f, p->v + 1);
     copy_rows(memory, p->v + 1, w->memory, w->v, p->v, p->f);
