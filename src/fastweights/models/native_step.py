@@ -117,6 +117,7 @@ class NativeStep(ABC):
     ) -> None:
         self.model, self.sequences = model, sequences
         self._rooms: dict[tuple[str, int], Tensor] = {}
+        self._sequence_of: dict[tuple[int, ...], Tensor] = {}
         width = model.config.hidden_size
         self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
         _require(model.device.type == "cpu", f"its weights are on {model.device.type}")
@@ -182,11 +183,17 @@ class NativeStep(ABC):
     def spread(self, layer: LayerCalls, turns: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What each sequence's streams turn by ``[b 1 1 ·]``, as `turning` has them: ``[1 1 b(h+g)
         ·]``, or as they are of sequences at one place."""
-        b, heads = len(turns[0]), (layer.heads, layer.value.shape[1])
-        if b == 1:
+        if len(turns[0]) == 1:
             return tuple(turns)
-        rows = torch.cat([torch.arange(b).repeat_interleave(count) for count in heads])
+        rows = self._rows_of(layer.heads, layer.value.shape[1])
         return tuple(turn[rows].transpose(0, 2) for turn in turns)
+
+    def _rows_of(self, *heads: int) -> Tensor:
+        """Which sequence each row of `turning` is of."""
+        if heads not in self._sequence_of:
+            each = [torch.arange(self.sequences).repeat_interleave(count) for count in heads]
+            self._sequence_of[heads] = torch.cat(each)
+        return self._sequence_of[heads]
 
     def finish(self, layer: LayerCalls) -> None:
         """x ← x + W_o o, of what the queries have read, then x ← x + MLP(Norm x)."""

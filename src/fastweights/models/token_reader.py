@@ -97,7 +97,7 @@ class TokenReader:
         if mask is not None and not (mask.dim() == 2 and bool(mask[:, -1].all())):
             return None
         if positions is not None:
-            if positions.dim() != 2:
+            if positions.dim() != 2 or positions.shape[1] != 1:
                 return None
             positions = positions.expand(len(token), 1)[:, 0]
         if not self.step.knows(cache, mask is not None and not bool(mask.all()), positions):

@@ -68,9 +68,7 @@ def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
 @differentiable_again
 def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head."""
-    from fla.ops.gated_delta_rule import (
-        chunk_gated_delta_rule,
-    )
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     assert record.log_decay is not None
     q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)
