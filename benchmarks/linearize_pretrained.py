@@ -14,7 +14,7 @@ import argparse
 import gzip
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.cli.progress import reporter
-from fastweights.lab.bench.report import Report, open_report
+from fastweights.lab.bench.report import open_report
 from fastweights.lab.evals.items import SOURCES
 from fastweights.lab.evals.needles import NeedleGrid, measure_needles
 from fastweights.lab.evals.score import score
@@ -41,7 +41,7 @@ from fastweights.training.data.documents import Data
 from fastweights.training.language.perplexity import nll_by_position
 from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.files import read_json, write_json
-from lolcats_authors import authors_model, train_there
+from lolcats_authors import MODEL, TEXTS, authors_model, train_there
 from measuring import options
 
 SHORT, SHORT_TOKENS = 1024, 4 * 1024
@@ -84,40 +84,34 @@ def main() -> None:
     parser.add_argument("model", help="folder, GGUF file, or name on the hub")
     parser.add_argument("folder", type=Path, help="where the conversions are kept")
     parser.add_argument("--data", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--method", choices=METHODS, action="append", help="this method alone")
+    parser.add_argument(
+        "--method", choices=(*METHODS, AUTHORS), action="append", help="this method alone"
+    )
     parser.add_argument("--tokens", type=int, default=0, help="of training, per conversion")
     parser.add_argument("--authors", type=Path, help="LoLCATs' own code: see lolcats_authors.py")
     parser.add_argument("--dtype", default="float32")
     chosen = parser.parse_args()
+    names = chosen.method or [*METHODS, *([AUTHORS] if chosen.authors else [])]
+    if AUTHORS in names and not (chosen.authors and chosen.tokens >= 2 * SHORT):
+        parser.error(f"{AUTHORS}: takes --authors CHECKOUT, and --tokens from {2 * SHORT} on")
     report = open_report("linearize_pretrained", chosen.out, {"dtype": chosen.dtype})
-    for name in chosen.method or METHODS:
-        add_rows(report, chosen, name, rows)
-    if chosen.authors:
-        add_rows(report, chosen, AUTHORS, authors_rows)
-
-
-def add_rows(
-    report: Report, chosen: argparse.Namespace, name: str, found: Callable[..., Iterator[Row]]
-) -> None:
-    """A method's rows, unless the report has them."""
-    group = f"{Path(chosen.model).stem} {name} {chosen.tokens}"
-    if not report.has(group):
-        report.add(group, list(found(chosen, name)))
+    for name in names:
+        group = f"{Path(chosen.model).stem} {name} {chosen.tokens}"
+        if not report.has(group):
+            report.add(group, list((authors_rows if name == AUTHORS else rows)(chosen, name)))
 
 
 def authors_rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
     """LoLCATs by its authors' code: same model, texts and number of tokens, its own template."""
     code, out = chosen.authors.resolve(), (chosen.folder / _title(chosen, name)).resolve()
-    clock, tokenizer = (
-        out / "seconds.json",
-        AutoTokenizer.from_pretrained(model_source(chosen.model)),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(model_source(chosen.model))
+    clock = out / "seconds.json"
     if not clock.exists():
-        llama, texts = _for_authors(chosen, out)
+        _prepare_for_authors(chosen, out)
         start = time.perf_counter()
-        train_there(code, llama, texts, chosen.tokens // SHORT // 2)
+        train_there(code, out, chosen.tokens // SHORT // 2)
         write_json(clock, time.perf_counter() - start)
-    config = read_json(out / "llama" / "config.json")
+    config = read_json(out / MODEL / "config.json")
     with authors_model(code, out) as model:
         found = measured(model, tokenizer, chosen.data)
     yield {
@@ -132,9 +126,9 @@ def authors_rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
     }
 
 
-def _for_authors(chosen: argparse.Namespace, out: Path) -> tuple[Path, Path]:
-    """The model as their transformers reads it, and the texts unpacked."""
-    source, llama, texts = Path(model_source(chosen.model)), out / "llama", out / "alpaca.json"
+def _prepare_for_authors(chosen: argparse.Namespace, out: Path) -> None:
+    """Write the model as their transformers reads it, and the texts unpacked."""
+    source, llama = Path(model_source(chosen.model)), out / MODEL
     shutil.copytree(source, llama, dirs_exist_ok=True)
     config, words, tokenizer = (
         read_json(llama / f"{name}.json") for name in ("config", "tokenizer_config", "tokenizer")
@@ -147,8 +141,8 @@ def _for_authors(chosen: argparse.Namespace, out: Path) -> tuple[Path, Path]:
     write_json(llama / "tokenizer.json", tokenizer)
     file = _file(chosen.data, "alpaca_5000.json")
     packed = file.read_bytes()
-    texts.write_bytes(gzip.decompress(packed) if file.suffix == ".gz" else packed)
-    return llama, texts
+    unpacked = gzip.decompress(packed) if file.suffix == ".gz" else packed
+    (out / TEXTS).write_bytes(unpacked)
 
 
 def state_of_authors(config: dict[str, Any]) -> int:

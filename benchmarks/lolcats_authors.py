@@ -34,6 +34,8 @@ PATCHES = (
     # looks for NaN behind every operation, which takes 40 of the 72 s of a step on two cores
     ("src/trainer/default_lm.py", "set_detect_anomaly(True)", "set_detect_anomaly(False)"),
 )
+MODEL, TEXTS = "llama", "alpaca.json"
+"""What stands in the folder of a run."""
 CONFIG, DISTILL, FINETUNE = "here", "distill_here", "finetune_lora_here"
 PUBLISHED = (
     "distill_llama3_1_8b_lk_smd_wsw64_fd64_w01",
@@ -45,17 +47,21 @@ PUBLISHED = (
 # ---- what the other environment runs ----
 
 
-def train(code: Path, model: Path, texts: Path, steps: int) -> None:
-    """Both stages, of so many sequences each, by their script."""
+def train(code: Path, folder: Path, steps: int) -> None:
+    """Both stages, of so many sequences each, by their script, of the model and the texts in a
+    folder, where checkpoints come too."""
     os.chdir(code)
     sys.path.insert(0, str(code))
-    _write_configs(code, model, texts, steps)
+    _write_model_config(code, folder / MODEL)
+    _write_stage_configs(code, folder / TEXTS, steps)
     for file, theirs, ours in PATCHES:
         (code / file).write_text((code / file).read_text().replace(theirs, ours))
     options = {
         "model_config": CONFIG,
         "distill_config": DISTILL,
         "finetune_config": FINETUNE,
+        "checkpoint_dir": folder / "checkpoints",
+        "results_dir": folder / "results",
         "seed": 0,
     }
     flags = ["--lk_zero_init", "--no_init_eval", "--no_wandb", "--no_peft_grad_ckpt"]
@@ -68,8 +74,8 @@ def train(code: Path, model: Path, texts: Path, steps: int) -> None:
             raise
 
 
-def _write_configs(code: Path, model: Path, texts: Path, steps: int) -> None:
-    """Their published files with our model, data, number of steps, and float32."""
+def _write_model_config(code: Path, model: Path) -> None:
+    """Their published file with our model, in float32."""
     from omegaconf import OmegaConf
 
     config = json.loads((model / "config.json").read_text())
@@ -80,6 +86,12 @@ def _write_configs(code: Path, model: Path, texts: Path, steps: int) -> None:
     own.model.device_map = None
     del own.model["rope_scaling"]
     OmegaConf.save(own, code / f"configs/model/{CONFIG}.yaml")
+
+
+def _write_stage_configs(code: Path, texts: Path, steps: int) -> None:
+    """Their published files with our texts and number of steps, in float32."""
+    from omegaconf import OmegaConf
+
     for name, written in zip(PUBLISHED[1:], (DISTILL, FINETUNE), strict=True):
         stage = OmegaConf.load(code / f"configs/experiment/{name}.yaml")
         stage.dataset.dataset_config.path = "json"
@@ -94,19 +106,16 @@ def _write_configs(code: Path, model: Path, texts: Path, steps: int) -> None:
             eval_steps=steps,
             max_eval_batches=3,
         )
-        if "finetune" in stage:
-            stage.finetune.kwargs.lora_dropout = 0
         OmegaConf.save(stage, code / f"configs/experiment/{written}.yaml")
 
 
 @torch.no_grad()
-def answer(code: Path) -> None:
-    """Read paths of tokens ``[b t]``, and write their logits ``[b t vocab]`` beside them."""
+def answer(code: Path, folder: Path) -> None:
+    """Read paths of tokens ``[b t]``, and write their logits ``[b t vocab]`` beside them, by the
+    model that `train` has left in a folder."""
     os.chdir(code)
     sys.path[:0] = [str(code), str(code / "src")]
-    model = _their_model(code).eval()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    model = _their_model(code, folder).eval()
     for line in sys.stdin:
         path = Path(line.strip())
         ids = torch.from_numpy(np.load(path))
@@ -115,25 +124,26 @@ def answer(code: Path) -> None:
         sys.stdout.flush()
 
 
-def _their_model(code: Path) -> nn.Module:
+def _their_model(code: Path, folder: Path) -> nn.Module:
     """Their model as their evaluation builds it, of the checkpoints of `train`."""
     from omegaconf import OmegaConf
     from src.model.load_model import load_and_convert_attns, load_and_convert_finetune
     from src.model.pretrained import get_pretrained_loader
 
+    _write_model_config(code, folder / MODEL)
     config = OmegaConf.load(code / f"configs/model/{CONFIG}.yaml")
     loader = get_pretrained_loader(**config.model)
     model = loader.load(model_type=config.attention.attention_type)
-    distilled, tuned = (_checkpoint(code, end) for end in ("distill", "ft"))
+    distilled, tuned = (_checkpoint(folder, end) for end in ("distill", "ft"))
     model, _ = load_and_convert_attns(
         model, config, checkpoint_path=distilled, train_attention=False
     )
-    stage = OmegaConf.load(code / f"configs/experiment/{FINETUNE}.yaml")
+    stage = OmegaConf.load(code / f"configs/experiment/{PUBLISHED[2]}.yaml")
     return load_and_convert_finetune(model, stage, checkpoint_path=tuned, merge_loras=True)[0]
 
 
-def _checkpoint(code: Path, end: str) -> str:
-    (found,) = (code / "checkpoints" / CONFIG).glob(f"*_{end}.pt")
+def _checkpoint(folder: Path, end: str) -> str:
+    (found,) = (folder / "checkpoints" / CONFIG).glob(f"*_{end}.pt")
     return str(found)
 
 
@@ -161,18 +171,18 @@ class AuthorsModel(nn.Module):
         return SimpleNamespace(logits=torch.from_numpy(np.load(path.with_suffix(".logits.npy"))))
 
 
-def train_there(code: Path, model: Path, texts: Path, steps: int) -> None:
+def train_there(code: Path, folder: Path, steps: int) -> None:
     """`train` in the environment of the checkout."""
     # dense weights of a layer are 38 MB: memory that is kept is not cleared again
     kept = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
     environment = {**os.environ, **kept, "THP_MEM_ALLOC_ENABLE": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(_command(code, "train", model, texts, steps), check=True, env=environment)
+    subprocess.run(_command(code, "train", folder, steps), check=True, env=environment)
 
 
 @contextmanager
 def authors_model(code: Path, folder: Path) -> Iterator[AuthorsModel]:
-    """Their trained model; tokens and logits are exchanged in a folder."""
-    command = _command(code, "answer")
+    """The model that `train_there` has left in a folder, where tokens and logits are exchanged."""
+    command = _command(code, "answer", folder)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as there:
@@ -190,6 +200,6 @@ def _command(code: Path, *arguments: object) -> list[str]:
 if __name__ == "__main__":
     checkout, what, *rest = sys.argv[1:]
     if what == "train":
-        train(Path(checkout), Path(rest[0]), Path(rest[1]), int(rest[2]))
+        train(Path(checkout), Path(rest[0]), int(rest[1]))
     else:
-        answer(Path(checkout))
+        answer(Path(checkout), Path(rest[0]))
