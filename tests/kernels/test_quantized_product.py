@@ -12,7 +12,12 @@ from torch.nn import functional as F
 from fastweights import kernels
 from fastweights.kernels.native import library
 from fastweights.ops import Int4Weight, Int8Weight, QuantizedProduct, multiply_quantized
-from fastweights.ops.quantized import GROUP, QuantizedWeight, round_in_groups
+from fastweights.ops.quantized import (
+    GROUP,
+    QuantizedWeight,
+    prepare_quantized_rows,
+    round_in_groups,
+)
 
 ROWS, FLOATS = "quantized product of few rows (compiled)", "quantized product (torch)"
 compiled = pytest.mark.skipif(library.extension_missing(), reason="no compiled extension")
@@ -67,6 +72,26 @@ def test_of_bytes(kernel: str, rows: int, outputs: int, inputs: int, *, biased: 
 @pytest.mark.parametrize("biased", [False, True])
 def test_of_half_bytes(kernel: str, rows: int, outputs: int, groups: int, *, biased: bool) -> None:
     check(kernel, int4(outputs, GROUP * groups), rows, biased=biased)
+
+
+@compiled
+@pytest.mark.parametrize("made", [int8, int4])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_several_products_of_the_same_tokens(
+    made: Callable[[int, int], QuantizedWeight], rows: int
+) -> None:
+    x, bias, outputs = drawn(rows, 9 * GROUP), drawn(300), (5, 300, 1)
+    weights = [made(count, 9 * GROUP) for count in outputs]
+    biases = [bias if count == 300 else None for count in outputs]
+    to = [torch.empty(rows, count) for count in outputs]
+    products = list(map(QuantizedProduct, [x] * 3, weights, biases))
+    call = prepare_quantized_rows(products, to)
+    assert call is not None
+    for scale in (1, -3):  # what was rounded before leaves no trace
+        x.mul_(scale)
+        call()
+        for product, y in zip(products, to, strict=True):
+            assert torch.equal(y, multiply_quantized(*product))
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from fastweights.linearize import LinearAttentionConfig, linearize, place_landma
 from fastweights.linearize.convert.modes import WindowOnly
 from fastweights.models import quantize
 from fastweights.models.cache_names import CACHE
+from fastweights.models.token_reader import TokenReader
 from pretrained import SIZES, VOCABULARY, linear_llama
 
 pytestmark = pytest.mark.skipif(library.extension_missing(), reason="needs the compiled kernels")
@@ -129,6 +131,40 @@ def test_states_before_a_token_stay_as_they_were() -> None:
     for _ in range(3):
         decoder.read_token(torch.tensor([3]))
     assert all(map(torch.equal, before, expected))
+
+
+def test_a_copy_of_a_cache_goes_on_by_itself() -> None:
+    model = model_of("all of it")
+    decoder, modules = begin(model), begin(model)
+    for token in IDS[:, :3].T:
+        decoder.read_token(token)
+        modules.read(token[:, None])
+    other = Decoder(model, deepcopy(decoder.cache))
+    for token in IDS[:, 3:6].T:
+        wanted = modules.read(token[:, None])
+        assert torch.equal(decoder.read_token(token).clone(), wanted)
+        assert torch.equal(other.read_token(token), wanted)
+
+
+def test_caches_that_one_reader_reads_in_turn_keep_their_own_states() -> None:
+    model = model_of("all of it")
+    reader, caches = TokenReader(model), [begin(model).cache, begin(model).cache]
+    modules = [begin(model), begin(model)]
+    for i, token in enumerate(IDS[:, :8].T):
+        with torch.inference_mode():
+            assert reader.refuse(caches[i % 2], 1) is None
+            found = reader.step(token, caches[i % 2])
+        assert torch.equal(found, modules[i % 2].read(token[:, None]))
+    for cache, own in zip(caches, modules, strict=True):
+        for ours, theirs in zip(cache.layers, own.cache.layers, strict=True):
+            assert all(map(torch.equal, ours.state, theirs.state))
+
+
+def test_a_cache_that_is_to_go_back_is_read_by_modules() -> None:
+    decoder = begin(model_of("landmarks"))
+    decoder.read_token(torch.tensor([3]))
+    decoder.cache.activate_past_recording()
+    assert "can go back" in str(decoder.refuse_native_step())
 
 
 def test_so_has_one_of_a_hybrid_with_softmax_layers() -> None:

@@ -117,7 +117,6 @@ class NativeStep(ABC):
     ) -> None:
         self.model, self.sequences = model, sequences
         self._rooms: dict[tuple[str, int], Tensor] = {}
-        self._sequence_of: dict[tuple[int, ...], Tensor] = {}
         width = model.config.hidden_size
         self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
         _require(model.device.type == "cpu", f"its weights are on {model.device.type}")
@@ -180,21 +179,6 @@ class NativeStep(ABC):
         for call in layer.project:
             call()
 
-    def spread(self, layer: LayerCalls, turns: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What each sequence's streams turn by ``[b 1 1 ·]``, as `turning` has them: ``[1 1 b(h+g)
-        ·]``, or as they are of sequences at one place."""
-        if len(turns[0]) == 1:
-            return tuple(turns)
-        rows = self._rows_of(layer.heads, layer.value.shape[1])
-        return tuple(turn[rows].transpose(0, 2) for turn in turns)
-
-    def _rows_of(self, *heads: int) -> Tensor:
-        """Which sequence each row of `turning` is of."""
-        if heads not in self._sequence_of:
-            each = [torch.arange(self.sequences).repeat_interleave(count) for count in heads]
-            self._sequence_of[heads] = torch.cat(each)
-        return self._sequence_of[heads]
-
     def finish(self, layer: LayerCalls) -> None:
         """x ← x + W_o o, of what the queries have read, then x ← x + MLP(Norm x)."""
         for call in layer.leave:
@@ -240,14 +224,12 @@ class NativeStep(ABC):
             return [partial(_multiply, layer, x, y) for layer, y in zip(layers, to, strict=True)]
         if all(type(layer) is Linear for layer in layers):
             products = tuple(Product(x, layer.weight, layer.bias) for layer in layers)
-            return [_taken(prepare_rows(products, to), "a product")]
-        return [self._product(layer, x, y) for layer, y in zip(layers, to, strict=True)]
-
-    def _product(self, layer: Any, x: Tensor, y: Tensor) -> Call:
-        if type(layer) is Linear:
-            return self._products(layer, x=x, to=[y])[0]
-        product = QuantizedProduct(x, layer.stored, layer.bias)
-        return _taken(prepare_quantized_rows(product, y), "a product")
+            return [require_call(prepare_rows(products, to), "a product")]
+        if len({type(layer) for layer in layers}) > 1:
+            each = zip(layers, to, strict=True)
+            return [call for layer, y in each for call in self._products(layer, x=x, to=[y])]
+        quantized = [QuantizedProduct(x, layer.stored, layer.bias) for layer in layers]
+        return [require_call(prepare_quantized_rows(quantized, to), "a product")]
 
     def _room(self, name: str, width: int) -> Tensor:
         """Memory ``[b 1 width]``, the same for this name in every layer."""
@@ -264,6 +246,7 @@ class SoftmaxStep(NativeStep):
         self._blocks: Any = model.model.layers
         super().__init__(model, sequences)
         self._states: Any = None
+        self._sequence_of: dict[tuple[int, ...], Tensor] = {}
         self._turning = [block.mixer.rope for block in self._blocks]
         self._ropes = {rope for rope in self._turning if rope.rotary_width}
 
@@ -285,7 +268,7 @@ class SoftmaxStep(NativeStep):
         call = (
             prepare_norm(RMSNorm(self._x, norm.weight, norm.eps), self._normed) if plain else None
         )
-        return _taken(call, "a norm")
+        return require_call(call, "a norm")
 
     def refuses_cache(self, cache: FastWeightsCache) -> str | None:
         if cache.records or not cache.states:
@@ -314,7 +297,7 @@ class SoftmaxStep(NativeStep):
         after = []
         for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
             self.project(layer)
-            own = None if rope not in turns else self.spread(layer, turns[rope])
+            own = None if rope not in turns else self._spread(layer, turns[rope])
             keys, values, o = _attend(layer, state.memory, rope, own, seen)
             layer.read.view(o.shape).copy_(o)
             self.finish(layer)
@@ -322,6 +305,21 @@ class SoftmaxStep(NativeStep):
         cache.advance(after, 1)
         self._states = cache.states
         return self.model.logits(trunk.norm(x))[:, -1]
+
+    def _spread(self, layer: LayerCalls, turns: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What each sequence's streams turn by ``[b 1 1 ·]``, as `turning` has them: ``[1 1 b(h+g)
+        ·]``, or as they are of sequences at one place."""
+        if len(turns[0]) == 1:
+            return tuple(turns)
+        rows = self._rows_of(layer.heads, layer.value.shape[1])
+        return tuple(turn[rows].transpose(0, 2) for turn in turns)
+
+    def _rows_of(self, *heads: int) -> Tensor:
+        """Which sequence each row of `turning` is of."""
+        if heads not in self._sequence_of:
+            each = [torch.arange(self.sequences).repeat_interleave(count) for count in heads]
+            self._sequence_of[heads] = torch.cat(each)
+        return self._sequence_of[heads]
 
 
 register_step(FastWeightsForCausalLM, SoftmaxStep)
@@ -348,7 +346,8 @@ def _multiply(layer: nn.Module, x: Tensor, y: Tensor) -> None:
     y.copy_(layer(x))
 
 
-def _taken(call: Call | None, what: str) -> Call:
+def require_call(call: Call | None, what: str) -> Call:
+    """The call that there is. Raises NoStepError where there is none, of what is computed."""
     if call is None:
         raise NoStepError(f"{what} is not computed by the compiled extension")
     return call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,26 @@ MOST_ROUNDED = 32767
 """Of an int16, on both sides of 0."""
 ROUNDED = 18
 """Floats that such a group of tokens takes, rounded."""
+GROUPS_AT_ONCE = 8
+"""For a multiple of which there is room."""
+
+
+class CallPlace(NamedTuple):
+    """How C makes a product, and where.
+
+    Attributes:
+        rows: of tokens
+        threads: at most so many
+        y: ``[… o]``
+        rounded: room for the tokens, rounded
+        following: products behind this one, of the same tokens
+    """
+
+    rows: int
+    threads: int
+    y: Tensor
+    rounded: Tensor
+    following: int
 
 
 class Int8Weight(NamedTuple):
@@ -64,11 +84,17 @@ class Int8Weight(NamedTuple):
         parts = [multiply(x, part.to(x.dtype)) for part in self.codes.split(OUTPUTS_AT_ONCE)]
         return (torch.cat(parts, dim=-1) * self.scale).to(x.dtype)
 
-    def call(self, x: Tensor, bias: Tensor | None, y: Tensor) -> tuple[str, Any]:
-        """The function of C that multiplies, and what it is given."""
-        rows, inputs, outputs, threads = _sizes(self, x)
-        given = (rows, inputs, outputs, threads, x, self.codes, self.scale, bias, y)
-        return "fw_quantized_product", abi.QuantizedProductCall(*given)
+    def call(self, product: QuantizedProduct, at: CallPlace) -> Any:
+        """What C is given of a product with it."""
+        codes, scale = self
+        sizes = at.rows, self.inputs, len(codes), at.threads
+        given = product.x, codes, scale, product.bias, at.y
+        return abi.QuantizedProductCall(*sizes, *given, at.following)
+
+    @property
+    def function(self) -> str:
+        """Of C, which multiplies."""
+        return "fw_quantized_product"
 
     def refuses(self) -> str | None:
         """Why C does not multiply."""
@@ -139,13 +165,17 @@ class Int4Weight(NamedTuple):
         spans = (slice(start, start + OUTPUTS_AT_ONCE) for start in starts)
         return torch.cat([multiply(x, self.rows(span, x.dtype)) for span in spans], dim=-1)
 
-    def call(self, x: Tensor, bias: Tensor | None, y: Tensor) -> tuple[str, Any]:
-        """The function of C that multiplies, and what it is given."""
-        rows, inputs, outputs, threads = _sizes(self, x)
-        room = torch.empty(rows, self.scale.shape[1], ROUNDED)
+    def call(self, product: QuantizedProduct, at: CallPlace) -> Any:
+        """What C is given of a product with it."""
         codes, scale, offset = self
-        given = (rows, inputs, outputs, threads, x, codes, scale, offset, bias, y, room)
-        return "fw_int4_product", abi.Int4ProductCall(*given)
+        sizes = at.rows, self.inputs, len(codes), at.threads
+        given = product.x, codes, scale, offset, product.bias, at.y, at.rounded
+        return abi.Int4ProductCall(*sizes, *given, at.following)
+
+    @property
+    def function(self) -> str:
+        """Of C, which multiplies."""
+        return "fw_int4_product"
 
     def refuses(self) -> str | None:
         """Why C does not multiply."""
@@ -178,13 +208,6 @@ def _steps_there(groups: Tensor) -> Tensor:
 
 
 QuantizedWeight = Int8Weight | Int4Weight
-
-
-def _sizes(weight: QuantizedWeight, x: Tensor) -> tuple[int, int, int, int]:
-    """Rows, inputs, outputs and threads."""
-    inputs, outputs = weight.inputs, len(weight.codes)
-    threads = library.threads(inputs * outputs // 2)
-    return x.numel() // inputs, inputs, outputs, threads
 
 
 def round_in_groups(x: Tensor) -> Tensor:
@@ -229,23 +252,36 @@ def multiply_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None =
 
 
 def _multiply_rows(product: QuantizedProduct) -> Tensor:
-    """By quantized.c, which reads the codes once."""
+    """By quantized.c or int4.c, which read the codes once."""
     y = torch.empty(*product.x.shape[:-1], len(product.weight.codes))
-    library.call(*_call(product, y))
+    library.call(*_call([product], [y]))
     return y
 
 
-def prepare_quantized_rows(product: QuantizedProduct, y: Tensor) -> Callable[[], None] | None:
-    """`multiply_quantized` of rows that change where they lie, into a tensor ``[… o]`` that is
-    there; None where C does not take it.
+def prepare_quantized_rows(
+    products: Sequence[QuantizedProduct], to: Sequence[Tensor]
+) -> Callable[[], None] | None:
+    """`multiply_quantized` of the same rows, which change where they lie, with weights of one kind,
+    into tensors ``[… o]`` that are there; None where C does not take it.
     """
-    if select(product).compute is not _multiply_rows:
+    if any(select(product).compute is not _multiply_rows for product in products):
         return None
-    return library.PreparedCall(*_call(product, y))
+    return library.PreparedCall(*_call(products, to))
 
 
-def _call(product: QuantizedProduct, y: Tensor) -> tuple[str, Any]:
-    return product.weight.call(product.x.contiguous(), product.bias, y)
+def _call(products: Sequence[QuantizedProduct], to: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The function of C that multiplies, and what it is given."""
+    x, weights = products[0].x.contiguous(), [product.weight for product in products]
+    inputs, behind = weights[0].inputs, len(products)
+    rows, outputs = x.numel() // inputs, sum(len(weight.codes) for weight in weights)
+    threads = library.threads(inputs * outputs // 2)
+    groups = -(-inputs // (GROUP * GROUPS_AT_ONCE)) * GROUPS_AT_ONCE
+    rounded, given = torch.zeros(rows, groups, ROUNDED), []
+    for product, y in zip(products, to, strict=True):
+        behind -= 1
+        at = CallPlace(rows, threads, y, rounded, behind)
+        given.append(product.weight.call(product._replace(x=x), at))
+    return weights[0].function, *given
 
 
 def _multiply_floats(product: QuantizedProduct) -> Tensor:

@@ -4,6 +4,7 @@ and torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,10 +53,24 @@ def rotate_by_torch(rotation: Rotation) -> Tensor:
 
 def rotate_natively(rotation: Rotation) -> Tensor:
     """By rotation.c."""
-    (b, t, h, width), y = rotation.x.shape, empty(*rotation.x.shape)
-    threads = library.threads(y.numel())
-    library.call("fw_rotate", abi.RotationCall(b, t, h, width, threads, *rotation.streams, y))
+    y = empty(*rotation.x.shape)
+    library.call("fw_rotate", _call(rotation, y))
     return y
+
+
+def prepare_rotation(rotation: Rotation, y: Tensor) -> Callable[[], None] | None:
+    """`rotate` of streams that change where they lie, into a tensor ``[b t h w]`` that is there;
+    None where C does not take it.
+    """
+    if select(rotation).compute is not rotate_natively:
+        return None
+    return library.PreparedCall("fw_rotate", _call(rotation, y))
+
+
+def _call(rotation: Rotation, y: Tensor) -> abi.RotationCall:
+    b, t, h, width = rotation.x.shape
+    threads = library.threads(rotation.x.numel())
+    return abi.RotationCall(b, t, h, width, threads, *rotation.streams, y)
 
 
 def _refuses_native(rotation: Rotation) -> str | None:

@@ -123,7 +123,8 @@ class FeatureKind(IntEnum):
 
 class WindowProblem(NamedTuple):
     """``WindowProblem`` of windowed.h: softmax in a window and linear attention, of one token or
-    many."""
+    many, and how many of one token lie behind it.
+    """
 
     b: int
     t: int
@@ -168,6 +169,7 @@ class WindowProblem(NamedTuple):
     position: int = 0
     further: int = 0
     pages: Pages = IN_A_ROW
+    following: int = 0
 
 
 class ConvolutionCall(NamedTuple):
@@ -234,7 +236,9 @@ class ProductCall(NamedTuple):
 
 
 class QuantizedProductCall(NamedTuple):
-    """``QuantizedProductCall`` of quantized.h: a few rows times a weight of bytes."""
+    """``QuantizedProductCall`` of quantized.h: a few rows times a weight of bytes, and how many
+    such lie behind it.
+    """
 
     rows: int
     inputs: int
@@ -245,10 +249,11 @@ class QuantizedProductCall(NamedTuple):
     scale: Pointer
     bias: Pointer
     y: Pointer
+    following: int = 0
 
 
 class Int4ProductCall(NamedTuple):
-    """``Int4ProductCall`` of quantized.h: a few rows times a weight of half bytes."""
+    """``Int4ProductCall`` of quantized.h: the same of a weight of half bytes."""
 
     rows: int
     inputs: int
@@ -261,6 +266,7 @@ class Int4ProductCall(NamedTuple):
     bias: Pointer
     y: Pointer
     rounded: Pointer
+    following: int = 0
 
 
 class BonusStep(NamedTuple):
@@ -343,6 +349,11 @@ def offsets(structure: type) -> dict[str, int]:
     kinds = field_kinds(structure)
     sizes = [Struct("".join(_codes_of(kind))).size for kind in kinds.values()]
     return dict(zip(kinds, accumulate(sizes, initial=0), strict=False))
+
+
+def size(structure: type) -> int:
+    """Of its memory, in bytes."""
+    return _struct(structure).size
 
 
 @cache

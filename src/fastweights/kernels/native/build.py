@@ -30,6 +30,7 @@ KERNELS = (  # those that take the compiler longest begin
     "rotation.c",
     "product.c",
     "quantized.c",
+    "int4.c",
     "bonus.c",
 )
 COMMON = ("pool.c", "dispatch.c")
@@ -44,17 +45,10 @@ FLAGS = [
     "-ffp-contract=fast",
     "-pthread",
 ]
+AVX2 = ["-mavx2", "-mfma", "-mprfchw", "-mf16c"]  # every processor with AVX2 has the last, too
 X86 = {
-    "avx2": ["-mavx2", "-mfma", "-mprfchw"],
-    "avx512": [
-        "-mavx2",
-        "-mfma",
-        "-mprfchw",
-        "-mavx512f",
-        "-mavx512dq",
-        "-mavx512bw",
-        "-mavx512vl",
-    ],
+    "avx2": AVX2,
+    "avx512": [*AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
 }
 
 

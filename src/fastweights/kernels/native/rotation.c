@@ -1,21 +1,33 @@
 /* Rotary positions: y = (l c_l - r s_l, r c_r + l s_r) of the halves l, r of every row x, in one
- * pass. */
+ * pass. Every product is rounded by itself, as torch's are. */
 #include "pool.h"
 #include "rotation.h"
 #include "rows.h"
+
+/* x, of which no later addition makes one operation with what x was */
+INLINE vec rounded(vec x)
+{
+#if defined(__x86_64__)
+    __asm__("" : "+v"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
+}
 
 static void rotate_row(float *y, const float *x, const float *c, const float *s, long half)
 {
     long i = 0;
     for (; i + W <= half; i += W) {
         vec l = load(x + i), r = load(x + half + i);
-        store(y + i, l * load(c + i) - r * load(s + i));
-        store(y + half + i, r * load(c + half + i) + l * load(s + half + i));
+        store(y + i, rounded(l * load(c + i)) - rounded(r * load(s + i)));
+        vec right = rounded(r * load(c + half + i));
+        store(y + half + i, right + rounded(l * load(s + half + i)));
     }
     for (; i < half; i++) {
-        float l = x[i], r = x[half + i];
-        y[i] = l * c[i] - r * s[i];
-        y[half + i] = r * c[half + i] + l * s[half + i];
+        vec l = broadcast(x[i]), r = broadcast(x[half + i]);
+        y[i] = (rounded(l * c[i]) - rounded(r * s[i]))[0];
+        y[half + i] = (rounded(r * c[half + i]) + rounded(l * s[half + i]))[0];
     }
 }
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from struct import Struct
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,15 +22,7 @@ from fastweights.kernels.table import select
 from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear
 
-_STATE = "keys", "values", "age", "memory"
-_NEXT = tuple(f"next_{name}" for name in _STATE)
-"""Of a state and the next one, in the order in which a problem has them, one behind the other."""
-
 _OFFSETS = abi.offsets(abi.WindowProblem)
-_CACHED, _BEFORE, _AFTER, _POSITION = (
-    _OFFSETS[name] for name in ("cached", _STATE[0], _NEXT[0], "position")
-)
-_COUNT, _POINTERS = Struct("q"), Struct("4q")
 
 
 class TokenStreams(NamedTuple):
@@ -50,89 +42,158 @@ class TokenStreams(NamedTuple):
         )
 
 
-class WindowToken:
-    """What reads the next token of some key heads of sequences, where `streams` have it then.
+class HeldWindows:
+    """The state of some key heads with one window, which is written where it lies: in memory for a
+    full window, whose first tokens are there.
 
     Args:
-        records: of one token of these heads, for each sequence; their streams are not read
-        heads: their numbers in `streams`
+        state: (keys ``[b g s k]``, values ``[b g s v]``, memory ``[b g f v+1]``, ages ``[b s]``)
+        window: w; s is at most w - 1
+
+    Raises:
+        ValueError: if the state is not of float32 and of this window
+    """
+
+    def __init__(self, state: Sequence[Tensor], window: int) -> None:
+        keys, values, memory, age = state
+        self.room, self.cached = max(window - 1, 0), age.shape[1]
+        if library.refuse_strangers(keys, values, memory) or self.cached > self.room:
+            raise ValueError("a state is not one of plain float32, or of another window")
+        shape = (*keys.shape[:2], self.room)
+        self.keys, self.values, self.ages = (
+            part.new_empty(*shape, *part.shape[3:]) for part in (keys, values, age)
+        )
+        self.keys[:, :, : self.cached], self.values[:, :, : self.cached] = keys, values
+        self.ages[:, :, : self.cached], self.memory = age[:, None], _copy(memory)
+
+    def fields(self, sequence: int, head: int) -> dict[str, Any]:
+        """Those of a problem of one head that say where the state is, and the next one."""
+        parts = {"keys": self.keys, "values": self.values, "age": self.ages, "memory": self.memory}
+        state = {name: part[sequence, head] for name, part in parts.items()}
+        after = {f"next_{name}": part for name, part in state.items()}
+        return {"cached": self.cached, **state, **after}
+
+    def copy(self) -> FeaturelessWindowState:
+        """The state as it is now."""
+        keys, values = self.keys[:, :, : self.cached], self.values[:, :, : self.cached]
+        age = self.ages[:, 0, : self.cached]
+        return _copy(keys), _copy(values), _copy(self.memory), _copy(age)
+
+    def advance(self) -> None:
+        """Count one more token."""
+        self.cached = min(self.cached + 1, self.room)
+
+
+def _copy(part: Tensor) -> Tensor:
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+class HeadTokens:
+    """What reads the next token of the key heads of sequences, where `streams` have it then.
+
+    Args:
+        records: of one token of the heads of a group, for each sequence, by group; their streams
+            are not read
+        heads: the numbers of a group's heads in `streams`
+        states: of each group, behind which the token comes
         streams: of all heads, for each sequence
 
     Raises:
-        ValueError: if another kernel takes a record, or it has features that others have made
+        ValueError: if another kernel takes a record, or it has features that others have made, or
+            a state is not one that C writes
     """
 
     def __init__(
         self,
-        records: Sequence[WindowedLinear],
-        heads: Sequence[int],
+        records: Sequence[Sequence[WindowedLinear]],
+        heads: Sequence[Sequence[int]],
+        states: Sequence[Sequence[Tensor]],
         streams: Sequence[TokenStreams],
     ) -> None:
-        self._calls = list[library.PreparedCall]()
-        self._positions = list[int]()
-        for record, own in zip(records, streams, strict=True):
-            source = learned_features(record)
-            if select(record) is not NATIVE_WINDOW or source is None or record.groups != len(heads):
-                raise ValueError("the record of a token is not one that C reads by itself")
-            problems = list(_problems(record, source, heads, own))
-            self._calls += [library.PreparedCall(ONE_TOKEN, problem) for problem in problems]
-            self._positions += [source.position] * len(problems)
-        self._shape = len(records), len(heads)
-        self._room = max(records[0].window - 1, 0)
-        self._widths = records[0].q.shape[-1], records[0].values, records[0].fq.shape[-1]
-
-    def refuses(self, state: Sequence[Tensor]) -> bool:
-        """Whether the state is not one of plain float32 that a token can be read behind."""
-        keys, values, memory, age = state
-        (k, v, f), (b, g), cached = self._widths, self._shape, age.shape[-1]
-        shapes = (b, g, cached, k), (b, g, cached, v), (b, g, f, v + 1)
-        floats = tuple(s.shape for s in (keys, values, memory)) == shapes and not (
-            library.refuse_strangers(keys, values, memory)
+        self._held = [
+            HeldWindows(state, own[0].window) for state, own in zip(states, records, strict=True)
+        ]
+        problems: list[Any] = [
+            problem
+            for held, own, numbers in zip(self._held, records, heads, strict=True)
+            for i, record in enumerate(own)
+            for problem in _problems(record, numbers, streams[i], held, i)
+        ]
+        behind = range(len(problems) - 1, -1, -1)
+        threads = library.threads(4 * sum(p.keys.numel() + p.memory.numel() for p in problems))
+        self._call = library.PreparedCall(
+            ONE_TOKEN,
+            *(
+                p._replace(threads=threads, following=n)
+                for p, n in zip(problems, behind, strict=True)
+            ),
         )
-        ages = age.shape == (b, cached) and age.dtype is torch.long and cached <= self._room
-        return not (floats and ages and all(s.is_contiguous() for s in state))
+        self._positions, self._cached = self._numbers("position"), self._numbers("cached")
+        self._rooms = np.array([p.keys.shape[0] for p in problems])
 
-    def __call__(self, state: Sequence[Tensor]) -> FeaturelessWindowState:
-        """The state behind the token, and o where it belongs; `state` is not refused."""
-        (k, v, f), (b, g), cached = self._widths, self._shape, state[3].shape[1]
-        kept = min(self._room, cached + 1)
-        keys, values = torch.empty(b, g, kept, k), torch.empty(b, g, kept, v)
-        after = keys, values, torch.empty(b, g, f, v + 1), torch.empty(b, kept, dtype=torch.long)
-        befores, afters = self._addresses(state), self._addresses(after)
-        each = zip(self._calls, self._positions, befores, afters, strict=True)
-        for call, position, old, new in each:
-            _COUNT.pack_into(call.memory, _CACHED, cached)
-            _COUNT.pack_into(call.memory, _POSITION, position)
-            _POINTERS.pack_into(call.memory, _BEFORE, *old)
-            _POINTERS.pack_into(call.memory, _AFTER, *new)
-            call()
-        self._positions = [position + 1 for position in self._positions]
-        return after
+    def _numbers(self, field: str) -> np.ndarray:
+        """Where a number of each problem lies."""
+        memory: Any = self._call.memory
+        step, first = abi.size(abi.WindowProblem), _OFFSETS[field]
+        return np.ndarray((len(memory) // step,), np.int64, memory, first, (step,))
 
-    def _addresses(self, state: Sequence[Tensor]) -> Iterator[tuple[int, int, int, int]]:
-        """Where keys, values, the ages of all heads and memory of each call begin."""
-        keys, values, memory, age = (part.data_ptr() for part in state)
-        steps, (b, g) = [part.nbytes // len(self._calls) for part in state[:3]], self._shape
-        of_ages = state[3].nbytes // b
-        for i in range(len(self._calls)):
-            yield (
-                keys + i * steps[0],
-                values + i * steps[1],
-                age + i // g * of_ages,
-                memory + i * steps[2],
-            )
+    def read(self) -> None:
+        """Leave o of the token where it belongs, and the states behind it."""
+        self._call()
+        self._positions += 1
+        np.minimum(self._cached + 1, self._rooms, out=self._cached)
+        for held in self._held:
+            held.advance()
+
+    def states(self) -> list[FeaturelessWindowState]:
+        """Copies of what the states are now."""
+        return [held.copy() for held in self._held]
 
 
 def _problems(
-    record: WindowedLinear, source: FeatureWeights, heads: Sequence[int], streams: TokenStreams
+    record: WindowedLinear,
+    heads: Sequence[int],
+    streams: TokenStreams,
+    held: HeldWindows,
+    sequence: int,
 ) -> Iterator[abi.WindowProblem]:
-    """Of each key head alone, without a state."""
-    rule, f, count = WindowRule.of(record), record.fq.shape[-1], len(heads)
-    mix = record.mix.float().expand(1, 1, record.shape[2], 1).chunk(count, 2)
-    state: dict[str, Any] = {**dict.fromkeys(_STATE), **dict.fromkeys(_NEXT)}
-    for head, own, weights in zip(heads, mix, source.by_head(count), strict=True):
-        q, k, v, o = streams.of(head)
-        sizes = (1, 1, q.shape[2], 1, q.shape[3], v.shape[3], f, rule.window, 0, rule.shared)
-        constants = (FORGOTTEN, rule.scale, rule.softcap or 0.0, 1)
-        parts: dict[str, Any] = {"o": o, **weights.fields(), **state}
-        yield abi.WindowProblem(*sizes, *constants, q, k, v, own, None, None, None, **parts)
+    """Of each key head of one sequence alone."""
+    source = learned_features(record)
+    if select(record) is not NATIVE_WINDOW or source is None or record.groups != len(heads):
+        raise ValueError("the record of a token is not one that C reads by itself")
+    mix = record.mix.float().expand(1, 1, record.shape[2], 1).chunk(len(heads), 2)
+    each = zip(heads, mix, source.by_head(len(heads)), strict=True)
+    for i, (head, own, weights) in enumerate(each):
+        state = held.fields(sequence, i)
+        yield _problem(WindowRule.of(record), streams.of(head), own, weights, state)
+
+
+def _problem(
+    rule: WindowRule, streams: TokenStreams, mix: Tensor, weights: FeatureWeights, state: Any
+) -> abi.WindowProblem:
+    q, k, v, o = streams
+    widths: dict[str, Any] = {
+        "h": q.shape[2],
+        "k": q.shape[3],
+        "v": v.shape[3],
+        "f": len(state["memory"]),
+    }
+    given: dict[str, Any] = {"q": q, "key": k, "value": v, "mix": mix, "o": o}
+    constants: dict[str, Any] = {
+        **rule._asdict(),
+        "softcap": rule.softcap or 0.0,
+        "forgotten": FORGOTTEN,
+    }
+    nothing: dict[str, Any] = dict.fromkeys(("log_scale", "keep", "starts"))
+    return abi.WindowProblem(
+        b=1,
+        t=1,
+        g=1,
+        threads=1,
+        **widths,
+        **constants,
+        **given,
+        **nothing,
+        **weights.fields(),
+        **state,
+    )

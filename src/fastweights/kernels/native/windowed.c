@@ -343,10 +343,23 @@ static int step_task(const void *problem, long task)
     return DONE;
 }
 
+static int step_each(const void *problems, long task)
+{
+    const WindowProblem *p = problems;
+    for (; task >= p->b * p->g; p++)
+        task -= p->b * p->g;
+    return step_task(p, task);
+}
+
 int FOR_ISA(fw_window_step)(const WindowProblem *p)
 {
-    int status = fw_parallel(step_task, p, p->b * p->g, p->threads);
-    for (long b = 0; b < p->b; b++)
-        write_ages(p, b);
+    const WindowProblem *end = p + 1 + p->following;
+    long tasks = 0;
+    for (const WindowProblem *own = p; own < end; own++)
+        tasks += own->b * own->g;
+    int status = fw_parallel(step_each, p, tasks, p->threads);
+    for (; p < end; p++)
+        for (long b = 0; b < p->b; b++)
+            write_ages(p, b);
     return status;
 }

@@ -43,6 +43,7 @@ typedef struct {
     int64_t position;
     int64_t further; /* so many of the last landmarks read q and the key as they are */
     Pages pages;            /* of keys, values, age and memory, and of the next */
+    int64_t following;      /* of one token: so many problems behind this one are solved with it */
 } WindowProblem;
 
 #endif

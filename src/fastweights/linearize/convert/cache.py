@@ -23,6 +23,14 @@ Kept = tuple[Tensor, ...] | None
 """What the cache keeps of all tokens so far, a tuple of batch-first tensors; None for none."""
 
 
+class StateHolder(Protocol):
+    """What writes a state where it lies, token by token."""
+
+    def state(self) -> tuple[Tensor, ...]:
+        """Return a copy of the state as it is now."""
+        ...
+
+
 class BranchTokens(Protocol):
     """What a branch has made of some tokens: a recurrence, or one with its convolution's inputs."""
 
@@ -69,6 +77,7 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
         tokens: Number of tokens that it has seen.
         records: Whether it keeps what `crop` needs.
         past: What `crop` goes back to; None for nothing.
+        holder: What has the state, which is a copy then; None for this layer itself.
     """
 
     is_sliding = False
@@ -77,9 +86,26 @@ class StateLayer(BatchFirstCache, CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.records = False
-        self.state: Kept = None
+        self.state = None
         self.tokens = 0
         self.past: RewindPoint | None = None
+
+    @property
+    def state(self) -> Kept:
+        return self._state if self.holder is None else self.holder.state()
+
+    @state.setter
+    def state(self, state: Kept) -> None:
+        self._state, self.holder = state, None
+
+    def lend(self, holder: StateHolder) -> None:
+        """Let `holder` have the state, until another one is set."""
+        self._state: Kept = None
+        self.holder: StateHolder | None = holder
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of the layer has: a state of its own."""
+        return {**self.__dict__, "_state": self.state, "holder": None}
 
     @property
     def nbytes(self) -> int:

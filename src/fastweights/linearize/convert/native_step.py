@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from fastweights.kernels.native.window_token import TokenStreams, WindowToken
+from fastweights.kernels.native.window_token import HeadTokens, TokenStreams
 from fastweights.linearize.convert.attention import attend, take_memory
 from fastweights.linearize.convert.attention_layers import softmax_name
 from fastweights.linearize.convert.branch import LinearBranch, WindowedBranch
-from fastweights.linearize.convert.cache import Kept, StateLayer
+from fastweights.linearize.convert.cache import StateLayer
 from fastweights.linearize.convert.head_windows import GroupedBranch
 from fastweights.linearize.convert.landmark_branch import LandmarkBranch
 from fastweights.linearize.convert.modes import Student
@@ -29,8 +29,9 @@ from fastweights.linearize.convert.transformers_seams import (
     decoder_layers,
     implementation_of,
 )
-from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep
+from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep, require_call
 from fastweights.models.token_reader import NoStepError
+from fastweights.ops.rotation import Rotation, prepare_rotation
 from fastweights.recurrence import Recurrence
 from fastweights.recurrence.head_groups import HeadGroups
 
@@ -42,7 +43,8 @@ _tried: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class BranchToken:
-    """What reads the next token of a branch, by calls of C packed once for its sinks.
+    """What reads the next token of a branch, by a call of C packed once for its sinks, and holds
+    the state that this writes.
 
     Args:
         branch: Which is in the step of a model, whose weights stay where they are.
@@ -54,42 +56,52 @@ class BranchToken:
         by_head = isinstance(branch, GroupedBranch)
         self._groups = branch.branches if by_head else (branch,)
         self._heads = branch.key_heads if by_head else [list(range(branch.attention.kv_heads))]
+        self._landmarks = [own for own in self._groups if isinstance(own, LandmarkBranch)]
         self._weights = list(branch.parameters())
         windows = all(isinstance(own, WindowedBranch) for own in self._groups)
         convolved = any(own.convolution is not None for own in self._groups)
         unversioned = any(w.is_inference() for w in self._weights)
         self._refused = not windows or convolved or unversioned
-        self._calls: list[WindowToken] = []
+        self._memory: StateLayer | None = None
+        self._tokens: HeadTokens | None = None
+        self._past: tuple[Tensor, ...] = ()
         self._versions: list[int] = []
-        self._after: Kept = None
         self._places: list[int] = []
 
-    def read(self, kept: tuple[Tensor, ...], places: list[int]) -> Kept:
-        """What is kept behind a token of each sequence at these places, which has left o where it
-        belongs; None where the branch reads it."""
-        if self._refused or not (self._goes_on(kept, places) or self._begin(kept, places)):
-            return None
-        past = kept[4 * len(self._calls) :]
-        parts = [
-            part for i, call in enumerate(self._calls) for part in call(kept[4 * i : 4 * i + 4])
-        ]
+    def read(self, memory: StateLayer, places: list[int]) -> bool:
+        """Read a token of each sequence at these places, which leaves o where it belongs, and its
+        state held here; False where the branch reads it."""
+        if self._refused or not (self._goes_on(memory, places) or self._begin(memory, places)):
+            return False
+        assert self._tokens is not None
+        self._tokens.read()
         self._places = [place + 1 for place in places]
-        self._after = (*parts, past[0], past[1] + 1) if past else tuple(parts)
-        return self._after
+        memory.tokens += 1
+        return True
 
-    def _goes_on(self, kept: tuple[Tensor, ...], places: list[int]) -> bool:
-        """Whether the calls are those of what is kept, and go on being so."""
-        same = kept is self._after and places == self._places
+    def state(self) -> tuple[Tensor, ...]:
+        assert self._tokens is not None
+        parts = [part for own in self._tokens.states() for part in own]
+        if not self._past:
+            return tuple(parts)
+        keys, count = self._past
+        return *parts, keys, count.new_tensor(self._places)
+
+    def _goes_on(self, memory: StateLayer, places: list[int]) -> bool:
+        """Whether the state is the one that is held, and its call goes on being right."""
+        same = memory.holder is self and places == self._places
         unchanged = self._versions == [w._version for w in self._weights]
         return same and unchanged and self._reads_alone(places)
 
     def _reads_alone(self, places: list[int]) -> bool:
-        branches = [own for own in self._groups if isinstance(own, LandmarkBranch)]
-        return all(own.reads_alone(place) for own in branches for place in {*places})
+        return all(own.reads_alone(place) for own in self._landmarks for place in {*places})
 
-    def _begin(self, kept: tuple[Tensor, ...], places: list[int]) -> bool:
-        """Pack the calls, if C reads the token by itself, at its place in its document."""
-        past = kept[4 * len(self._groups) :]
+    def _begin(self, memory: StateLayer, places: list[int]) -> bool:
+        """Take the state, if C reads the token by itself, at its place in its document."""
+        kept = memory.state
+        assert kept is not None
+        groups = [kept[4 * i : 4 * i + 4] for i in range(len(self._groups))]
+        past = kept[4 * len(groups) :]
         if not self._reads_alone(places) or (past and past[1].tolist() != places):
             return False
         records = (
@@ -97,15 +109,18 @@ class BranchToken:
             for i, own in enumerate(self._streams)
         )
         try:
-            self._calls = [
-                WindowToken(own, heads, self._streams)
-                for own, heads in zip(zip(*records, strict=True), self._heads, strict=True)
-            ]
+            tokens = HeadTokens(
+                list(zip(*records, strict=True)), self._heads, groups, self._streams
+            )
         except ValueError:
             self._refused = True
             return False
+        if self._memory is not None and self._memory.holder is self:
+            self._memory.state = self._memory.state  # a copy, of another cache
+        self._memory, self._tokens, self._past, self._places = memory, tokens, past, places
         self._versions = [w._version for w in self._weights]
-        return not any(call.refuses(kept[4 * i : 4 * i + 4]) for i, call in enumerate(self._calls))
+        memory.lend(self)
+        return True
 
     def _records(self, streams: TokenStreams, past: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The records of one sequence's token, one for each group of heads."""
@@ -123,10 +138,14 @@ class LinearizedStep(NativeStep):
         self._softmax = softmax_name(implementation_of(model.config))
         super().__init__(model, sequences, hooked=(take_memory,))
         self._modes = [a.__dict__ for a in self._attentions if hasattr(a, "linear_branch")]
-        self._turned = [
+        width = self._attentions[0].head_dim
+        self._turns = self._room("cosines", width), self._room("sines", width)
+        turned = [
             self._room("turned", layer.turning.numel() // sequences).view(layer.turning.shape)
             for layer in self._layers
         ]
+        self._turned = [layer.divide(own) for layer, own in zip(self._layers, turned, strict=True)]
+        self._rotations = list(map(self._rotations_of, self._layers, self._turned))
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
         alone = self if sequences == 1 or model in _tried else LinearizedStep(model, 1)
         if not _has_the_modules_bits(alone):
@@ -161,7 +180,7 @@ class LinearizedStep(NativeStep):
             return "its cache is not one of its layers"
         whys = (
             _refuses_layer(*layer, self.sequences)
-            for layer in zip(self._attentions, cache.layers, strict=True)
+            for layer in zip(self._attentions, cache.layers, self._tokens, strict=True)
         )
         return next((why for why in whys if why is not None), None)
 
@@ -176,11 +195,12 @@ class LinearizedStep(NativeStep):
             places = positions.tolist()
         at = torch.tensor(places[:1] if len({*places}) == 1 else places)[:, None]
         x.copy_(trunk.embed_tokens(token[:, None]))
-        turns = _turns_of_halves(*trunk.rotary_emb(x, position_ids=at))
+        for turn, own in zip(self._turns, trunk.rotary_emb(x, position_ids=at), strict=True):
+            turn.copy_(own)
         for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
             self.project(layer)
-            cos, minus_sin, sin = self.spread(layer, turns)
-            _turn_by_halves(layer.turning, cos, minus_sin, sin, self._turned[i])
+            for rotate in self._rotations[i]:
+                rotate()
             self._attend(i, layer, memory, places, positions)
             self.finish(layer)
         return self.model.lm_head(trunk.norm(x))[:, -1]
@@ -190,10 +210,9 @@ class LinearizedStep(NativeStep):
     ) -> None:
         """What the queries of a layer have read, where it is projected."""
         reads, attention = self._tokens[i], self._attentions[i]
-        if reads is not None and (after := reads.read(memory.state, places)) is not None:
-            memory.state, memory.tokens = after, memory.tokens + 1
+        if reads is not None and reads.read(memory, places):
             return
-        q, k = layer.divide(self._turned[i].clone())
+        q, k = (turned.clone() for turned in self._turned[i])
         k, value = memory.update(k.transpose(1, 2), layer.value)
         if reads is not None:
             k, value, branch = k.transpose(1, 2), value.transpose(1, 2), attention.linear_branch
@@ -205,13 +224,22 @@ class LinearizedStep(NativeStep):
             o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)
         layer.read.view(o.shape).copy_(o)
 
-    def _token_of(self, attention: Any, layer: LayerCalls, turned: Tensor) -> BranchToken | None:
+    def _rotations_of(self, layer: LayerCalls, turned: tuple[Tensor, Tensor]) -> list[Call]:
+        """What turns queries and keys by the cosines and sines of all channels, as Llama does."""
+        cosines, sines = (turn[:, :, None] for turn in self._turns)
+        return [
+            require_call(prepare_rotation(Rotation(x, cosines, sines), y), "a rotation")
+            for x, y in zip(layer.divide(layer.turning), turned, strict=True)
+        ]
+
+    def _token_of(
+        self, attention: Any, layer: LayerCalls, turned: tuple[Tensor, Tensor]
+    ) -> BranchToken | None:
         """What reads tokens of a linear layer, None of a softmax layer."""
         if not hasattr(attention, "linear_branch"):
             return None
-        q, k = layer.divide(turned)
         v, o = layer.value.transpose(1, 2), layer.read.unflatten(-1, (layer.heads, -1))
-        each = zip(*(s.split(1) for s in (q, k, v, o)), strict=True)
+        each = zip(*(s.split(1) for s in (*turned, v, o)), strict=True)
         return BranchToken(attention.linear_branch, [TokenStreams(*own) for own in each])
 
 
@@ -254,7 +282,11 @@ def _require_attention(attention: Any) -> None:
         raise NoStepError("a softmax layer has no positions")
 
 
-def _refuses_layer(attention: Any, memory: Any, sequences: int) -> str | None:
+def _refuses_layer(
+    attention: Any, memory: Any, token: BranchToken | None, sequences: int
+) -> str | None:
+    if token is not None and isinstance(memory, StateLayer) and memory.holder is token:
+        return "its cache can go back" if memory.records else None
     if hasattr(attention, "linear_branch"):
         if not isinstance(memory, StateLayer) or memory.state is None or memory.records:
             return "its cache is empty, or can go back"
@@ -272,19 +304,3 @@ def _normalize(x: Tensor, weight: Tensor, epsilon: float, to: Tensor) -> None:
     """x / √(mean x² + ε) ⊙ weight, rounded as Llama's RMSNorm does."""
     scale = torch.mul(x, x, out=to).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
     torch.mul(weight, torch.mul(x, scale, out=to), out=to)
-
-
-def _turns_of_halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosines ``[1 1 1 k]`` of a token, minus its sines of the first halves and those of the
-    second, ``[1 1 1 k/2]``."""
-    first, second = sin[:, :, None].chunk(2, -1)
-    return cos[:, :, None], -first, second
-
-
-def _turn_by_halves(x: Tensor, cos: Tensor, minus_sin: Tensor, sin: Tensor, to: Tensor) -> None:
-    """Turn ``x [1 1 h k]``, as Llama does: channel i and channel i + k/2 are a pair."""
-    first, second = x.chunk(2, -1)
-    torch.mul(x, cos, out=to)
-    left, right = to.chunk(2, -1)
-    left.add_(second * minus_sin)
-    right.add_(first * sin)
