@@ -1,25 +1,28 @@
 """Tokens per second of a pretrained model: transformers, patched, imported, linearized; in turns.
 
-    python benchmarks/decoding.py SMOLLM2
+    python benchmarks/decoding.py SMOLLM2 --converted CONVERSION --llama smollm2.gguf
     python benchmarks/decoding.py SMOLLM2 --contexts 512 --sequences 2 4 8 --out several.json
 
-`SMOLLM2` is a folder of a model that has an importer. One sequence or several, after prompts of
-several lengths: milliseconds per token of each, the least and the median of `--rounds` tokens,
-which all contenders but the patched one read in turn, and tokens per second, of all sequences
-together, of the least. "imported, modules"
-is the imported model without `NativeStep`. The linearized one (window of 64) is not trained, which
-takes as long.
+`SMOLLM2` is a folder of a model that has an importer, `CONVERSION` what `fastweights linearize` has
+made of it, and the GGUF file what llama.cpp reads, where llama-cpp-python is installed; both may be
+left out. One sequence or several, after prompts of several lengths: milliseconds per token of each,
+the least and the median of `--rounds` tokens, which all read in turn, a few at a time, and tokens
+per second, of all sequences together, of the least. "imported, modules" is the imported model
+without `NativeStep`. "linearized" has a window of 64 and is not trained, which takes as long; a
+conversion has constant states, so it reads no more than `MOST_READ` tokens before.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,66 +36,99 @@ from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.models import quantize
 from measuring import options
 
-CONTEXTS = (64, 512, 2048)
+CONTEXTS = (64, 512, 2048, 8192)
 WINDOW = 64
-THEIRS = "transformers"
-Model = Any
-Read = Callable[[Decoder, Tensor], Tensor]
+MOST_READ = 2048
+AT_ONCE = 4
+"""Tokens of one before the next one's turn: what spins after one is not timed with the other."""
+THEIRS, PATCHED, LLAMA = "transformers", "transformers, patched", "llama.cpp"
+BITS = {"": None, ", int8": 8, ", 4 bits": 4}
+Read = Callable[[Tensor], object]
 
 
-def by_step(decoder: Decoder, token: Tensor) -> Tensor:
-    return decoder.read_token(token)
+class Contender(NamedTuple):
+    """A model, whose prompt is read by the first of its kind."""
+
+    name: str
+    model: Any
+    modules: bool = False
+
+    def begin(self, cache: Any) -> Read:
+        """What reads tokens behind a cache that is its own."""
+        decoder = Decoder(self.model, cache)
+        if self.modules:
+            return lambda token: decoder.read(token[:, None])
+        return decoder.read_next
 
 
-def by_modules(decoder: Decoder, token: Tensor) -> Tensor:
-    return decoder.read(token[:, None])
-
-
-def contenders(folder: Path) -> dict[str, tuple[Model, Read]]:
-    """Models by name, and what reads a token of theirs."""
+def contenders(folder: Path, converted: Path | None) -> Iterator[list[Contender]]:
+    """Those that keep the same of a prompt."""
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    yield [Contender(THEIRS, theirs, modules=True), Contender(PATCHED, theirs, modules=True)]
     ours = import_model(theirs).eval()
+    yield [*_of_bits("imported", ours), Contender("imported, modules", ours, modules=True)]
     linear = linearize(copy.deepcopy(theirs), LinearAttentionConfig(window=WINDOW)).eval()
-    return {
-        THEIRS: (theirs, by_modules),
-        "imported": (ours, by_step),
-        "imported, modules": (ours, by_modules),
-        "imported, int8": (quantize(copy.deepcopy(ours)), by_step),
-        "imported, 4 bits": (quantize(copy.deepcopy(ours), 4), by_step),
-        "linearized": (linear, by_step),
-        "linearized, int8": (quantize(copy.deepcopy(linear)), by_step),
-        "linearized, 4 bits": (quantize(copy.deepcopy(linear), 4), by_step),
-    }
+    yield _of_bits("linearized", linear)
+    if converted is not None:
+        loaded = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32).eval()
+        yield _of_bits("default conversion", loaded)
 
 
-def read_in_turn(
-    made: dict[str, tuple[Model, Read]], ids: Tensor, rounds: int, only: str = ""
-) -> dict[str, list[float]]:
-    """Milliseconds of each token after a prompt, by contender; `only` one, or all in turn."""
-    chosen = {name: own for name, own in made.items() if only in ("", name)}
-    decoders = {name: Decoder(model) for name, (model, _) in chosen.items()}
-    times: dict[str, list[float]] = {name: [] for name in chosen}
-    for decoder in decoders.values():
-        decoder.read_prompt(ids, None, 2048)
-    for token in torch.arange(rounds + 1)[:, None].expand(-1, len(ids)):
-        for name, decoder in decoders.items():
-            start = perf_counter()
-            chosen[name][1](decoder, token)
-            times[name].append(1e3 * (perf_counter() - start))
-    return times
+def _of_bits(name: str, model: Any) -> list[Contender]:
+    return [
+        Contender(name + more, model if bits is None else quantize(copy.deepcopy(model), bits))
+        for more, bits in BITS.items()
+    ]
+
+
+def begin_all(kinds: list[list[Contender]], ids: Tensor) -> dict[str, Read]:
+    """What reads tokens behind a prompt ``[b t]``, by name."""
+    begun: dict[str, Read] = {}
+    for kind in kinds:
+        first, *_ = kind
+        constant = first.name not in (THEIRS, "imported")
+        decoder = Decoder(first.model)
+        decoder.read_prompt(ids[:, -MOST_READ:] if constant else ids, None, 2048)
+        for one in kind:
+            begun[one.name] = one.begin(copy.deepcopy(decoder.cache))
+    return begun
+
+
+def begin_llama(file: Path, ids: Tensor, threads: int, rounds: int) -> Read:
+    """llama.cpp behind one prompt, of the weights as they are in the file."""
+    from llama_cpp import Llama
+
+    room = ids.shape[1] + rounds + AT_ONCE
+    both = {"n_threads": threads, "n_threads_batch": threads}
+    model = Llama(str(file), n_ctx=room, **both, verbose=False)
+    model.eval(ids[0].tolist())
+    return lambda token: model.eval(token.tolist())
+
+
+def read_in_turn(begun: dict[str, Read], sequences: int, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each token, by contender; the first makes room and packs calls."""
+    times: dict[str, list[float]] = {name: [] for name in begun}
+    tokens = [torch.full((sequences,), i) for i in range(1, AT_ONCE + 1)]
+    for _ in range(1 + rounds // AT_ONCE):
+        for name, read in begun.items():
+            with patch_transformers() if name == PATCHED else nullcontext():
+                for token in tokens:
+                    start = perf_counter()
+                    read(token)
+                    times[name].append(1e3 * (perf_counter() - start))
+    return {name: found[AT_ONCE:] for name, found in times.items()}
 
 
 def measure(
-    made: dict[str, tuple[Model, Read]], context: int, sequences: int, rounds: int
+    chosen: argparse.Namespace, kinds: list[list[Contender]], ids: Tensor
 ) -> dict[str, Any]:
     """Milliseconds of a token and tokens per second, by contender."""
-    ids = torch.randint(1000, (sequences, context), generator=torch.Generator().manual_seed(0))
-    times = read_in_turn(made, ids, rounds)
-    with patch_transformers():
-        times["transformers, patched"] = read_in_turn(made, ids, rounds, only=THEIRS)[THEIRS]
-    # The first token makes room and packs calls.
-    least = {name: min(found[1:]) for name, found in times.items()}
-    middle = {name: median(found[1:]) for name, found in times.items()}
+    begun, sequences = begin_all(kinds, ids), len(ids)
+    if chosen.llama is not None and sequences == 1:
+        begun[LLAMA] = begin_llama(chosen.llama, ids, chosen.threads, chosen.rounds)
+    times = read_in_turn(begun, sequences, chosen.rounds)
+    least = {name: min(found) for name, found in times.items()}
+    middle = {name: median(found) for name, found in times.items()}
     speed = {name: 1e3 * sequences / found for name, found in least.items()}
     return {"least": least, "median": middle, "tokens per second": speed}
 
@@ -100,6 +136,8 @@ def measure(
 def main() -> None:
     parser = options(__doc__, "decoding", rounds=24)
     parser.add_argument("model", type=Path)
+    parser.add_argument("--converted", type=Path, help="what fastweights linearize made of it")
+    parser.add_argument("--llama", type=Path, help="GGUF file of the model, for llama.cpp")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--sequences", type=int, nargs="+", default=(1,))
@@ -107,12 +145,14 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     settings = {"rounds": chosen.rounds, "threads": chosen.threads, "model": chosen.model.name}
     report = open_report("decoding", chosen.out, settings)
-    made: dict[str, tuple[Model, Read]] = {}
+    kinds: list[list[Contender]] = []
     for context, sequences in product(chosen.contexts, chosen.sequences):
         beside = "" if sequences == 1 else f", {sequences} sequences"
         if not report.has(group := f"context {context}{beside}"):
-            made = made or contenders(chosen.model)
-            found = measure(made, context, sequences, chosen.rounds)
+            kinds = kinds or list(contenders(chosen.model, chosen.converted))
+            drawn = torch.Generator().manual_seed(0)
+            ids = torch.randint(1000, (sequences, context), generator=drawn)
+            found = measure(chosen, kinds, ids)
             report.add(group, [{"context": context, "sequences": sequences, **found}])
 
 

@@ -146,12 +146,19 @@ class Decoder:
         """`read` of one token ``[b]``; the logits ``[b vocab]`` may be overwritten by the next
         call.
         """
+        return self._read_token(token, look=True)
+
+    def read_next(self, token: Tensor) -> Tensor:
+        """`read_token` of a model of which no part has been replaced since the last token."""
+        return self._read_token(token, look=False)
+
+    def _read_token(self, token: Tensor, look: bool) -> Tensor:
         if self.step is not None:
             return self.step(token)
         if self._eager is None:
             self._eager = self.refuse_graph() is not None
         if self._eager:
-            return self._read_eagerly(token)
+            return self._read_eagerly(token, look)
         before = sizes_of(self.cache)
         logits = self.read(token[:, None])
         if sizes_of(self.cache) == before:
@@ -159,9 +166,9 @@ class Decoder:
         return logits
 
     @torch.inference_mode()
-    def _read_eagerly(self, token: Tensor) -> Tensor:
+    def _read_eagerly(self, token: Tensor, look: bool) -> Tensor:
         self._sequences = len(token)
-        if self.refuse_native_step() is not None:
+        if self._reader.refuse(self.cache, self._sequences, look) is not None:
             return self.read(token[:, None])
         self._count += 1
         return self._reader.step(token, self.cache)
@@ -200,7 +207,7 @@ class Decoder:
         return logits
 
     def decode(self, logits: Tensor, choose: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-        """Tokens ``[b]`` without end.
+        """Tokens ``[b]`` without end, by a model that nobody changes meanwhile.
 
         Args:
             logits: ``[b vocab]`` after what has been read
@@ -209,7 +216,7 @@ class Decoder:
         while True:
             token = choose(logits)
             yield token
-            logits = self.read_token(token)
+            logits = self.read_next(token)
 
 
 def _empty_cache(model: Any) -> Any:
@@ -318,7 +325,7 @@ def _decode_to_eos(
         if not ended.is_cuda and at_end():
             return
         # a GPU is not waited for: its answer is there once it has begun the next token
-        logits = decoder.read_token(token)
+        logits = decoder.read_next(token)
         if at_end():
             return
 

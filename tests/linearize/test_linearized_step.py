@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -56,14 +58,16 @@ def begin(model: Any, sequences: int = 1) -> Decoder:
     return decoder
 
 
-def compare(model: Any, tokens: int = 20) -> None:
+def compare(
+    model: Any, tokens: int = 20, same: Callable[[Tensor, Tensor], object] = torch.equal
+) -> None:
     modules, decoder = begin(model), begin(model)
     assert decoder.refuse_native_step() is None
     for i in range(tokens):
         token = torch.tensor([i % VOCABULARY])
         expected = modules.read(token[:, None])
         found = decoder.read(token[:, None]) if i % 7 == 3 else decoder.read_token(token)
-        assert torch.equal(found, expected)
+        assert same(found, expected)
     assert decoder.cache.get_seq_length() == modules.cache.get_seq_length()
 
 
@@ -171,8 +175,44 @@ def test_so_has_one_of_a_hybrid_with_softmax_layers() -> None:
     compare(model_of("landmarks", [0, 2]))
 
 
-def test_so_have_weights_of_bytes_and_biases() -> None:
-    compare(quantize(model_of("lolcats", attention_bias=True)))
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", ["lolcats", "all of it"])
+def test_so_have_weights_of_few_bits_but_for_rounding(name: str, bits: int) -> None:
+    model = quantize(model_of(name, attention_bias=True), bits)
+    compare(model, same=lambda found, wanted: torch.allclose(found, wanted, 1e-4, 1e-4))
+
+
+def test_weights_of_few_bits_do_not_hide_that_modules_compute_more() -> None:
+    model = quantize(model_of("lolcats"))
+    layer = model.model.layers[1].mlp
+    layer.act_fn = Scaled(layer.act_fn)
+    assert begin(model).refuse_native_step() is None
+    layer.down_proj = Scaled(layer.down_proj)
+    assert "not ours" in str(begin(model).refuse_native_step())
+    model = quantize(model_of("lolcats"))
+    model.model.layers[1].input_layernorm = Doubled(model.model.layers[1].input_layernorm)
+    assert "compute more" in str(begin(model).refuse_native_step())
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.5 * self.inner(x)
+
+
+class Doubled(nn.Module):
+    """What looks like Llama's norm, and is not."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = inner.weight, inner.variance_epsilon
+        self.__dict__["inner"] = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.01 * self.inner(x)
 
 
 def test_so_has_another_family_of_the_same_layers() -> None:

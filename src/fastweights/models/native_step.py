@@ -20,6 +20,8 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from fastweights.kernels.attention import attend_token
 from fastweights.kernels.growing import append
+from fastweights.kernels.native import library
+from fastweights.kernels.native.abi import PointwiseCall, PointwiseKind
 from fastweights.kernels.table import select
 from fastweights.layers import GatedMLP, HeadNorm, Linear, Rope
 from fastweights.methods import Auto
@@ -41,36 +43,31 @@ Call = Callable[[], None]
 KINDS = ("_modules", "_parameters", "_buffers")
 """Where a module keeps what it consists of."""
 
+_TRIED = torch.linspace(-9, 9, 31)
+"""What an activation is told by."""
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps what waits for its call."""
 
 
 class LayerCalls(NamedTuple):
-    """The calls of one layer, between which torch rotates, attends, activates and adds.
+    """The calls of one layer, between which it turns its queries and keys, and attends.
 
     Attributes:
         project: the norm, and queries, keys and values of it
-        leave: the output projection
-        widen: the norm, and gate and values of the MLP
-        narrow: its output projection
+        finish: the output projection, and the MLP
         turning: the queries of all b sequences, then their keys, ``[1 1 b(h+g) k]``
         value: ``[b g 1 v]``
         read: what the queries have read, ``[b 1 h·v]``
-        gated: gate, values and their product, ``[b 1 width]`` each
         heads: h
-        activation: of the gate
     """
 
     project: list[Call]
-    leave: list[Call]
-    widen: list[Call]
-    narrow: list[Call]
+    finish: list[Call]
     turning: Tensor
     value: Tensor
     read: Tensor
-    gated: list[Tensor]
     heads: int
-    activation: nn.Module
 
     def divide(self, turned: Tensor) -> tuple[Tensor, Tensor]:
         """Queries ``[b 1 h k]`` and keys ``[b 1 g k]`` of what `turning` has become."""
@@ -107,15 +104,26 @@ class NativeStep(ABC):
         model: in evaluation mode; of weights that stay where they are, see `stale`
         sequences: b, how many are read at once
         hooked: functions that may wait for calls of its modules, as the step does what they do
+        exact: whether it has the modules' bits whatever its weights are
+
+    Attributes:
+        rounds: whether weights are of few bits: what is computed between the products may then
+            differ from what modules compute by rounding
 
     Raises:
         NoStepError: if modules must read them
     """
 
     def __init__(
-        self, model: Any, sequences: int, hooked: Collection[Callable[..., Any]] = ()
+        self,
+        model: Any,
+        sequences: int,
+        hooked: Collection[Callable[..., Any]] = (),
+        exact: bool = False,
     ) -> None:
         self.model, self.sequences = model, sequences
+        rounded = any(isinstance(part, (Int8Linear, Int4Linear)) for part in model.modules())
+        self.rounds = rounded and not exact
         self._rooms: dict[tuple[str, int], Tensor] = {}
         width = model.config.hidden_size
         self._x, self._normed, self._y = (self._room(name, width) for name in ("x", "normed", "y"))
@@ -181,18 +189,11 @@ class NativeStep(ABC):
 
     def finish(self, layer: LayerCalls) -> None:
         """x ← x + W_o o, of what the queries have read, then x ← x + MLP(Norm x)."""
-        for call in layer.leave:
+        for call in layer.finish:
             call()
-        torch.add(self._x, self._y, out=self._x)
-        for call in layer.widen:
-            call()
-        gate, z, product = layer.gated
-        torch.mul(layer.activation(gate), z, out=product)
-        for call in layer.narrow:
-            call()
-        torch.add(self._x, self._y, out=self._x)
 
     def _calls_of(self, parts: LayerModules) -> LayerCalls:
+        require_products(*parts.projections, *parts.mlp)
         w_q, w_k, w_v, w_o = parts.projections
         w_1, w_2, w_3 = parts.mlp
         queries, keys, values = (layer.out_features for layer in (w_q, w_k, w_v))
@@ -202,24 +203,39 @@ class NativeStep(ABC):
         read = self._room("read", w_o.in_features)
         gated = [self._room(name, w_3.in_features) for name in ("gate", "z", "product")]
         first, second = map(self.prepare_norm, parts.norms)
+        add = self._pointwise(PointwiseKind.SUM, self._x, self._y, self._x)
+        gate, z, product = gated
+        finish = [
+            *self._products(w_o, x=read, to=[self._y]),
+            add,
+            second,
+            *self._products(w_1, w_2, to=[gate, z]),
+            self._gate(parts.activation, gate, z, product),
+            *self._products(w_3, x=product, to=[self._y]),
+            add,
+        ]
         return LayerCalls(
-            [first, *self._products(w_q, w_k, w_v, to=[*turning, value])],
-            self._products(w_o, x=read, to=[self._y]),
-            [second, *self._products(w_1, w_2, to=gated[:2])],
-            self._products(w_3, x=gated[2], to=[self._y]),
+            library.chain([first, *self._products(w_q, w_k, w_v, to=[*turning, value])]),
+            library.chain(finish),
             both.view(1, 1, b * (parts.heads + parts.kv_heads), -1),
             value.view(b, parts.kv_heads, 1, -1),
             read,
-            gated,
             parts.heads,
-            parts.activation,
         )
+
+    def _gate(self, activation: nn.Module, gate: Tensor, z: Tensor, to: Tensor) -> Call:
+        """What leaves act(gate) ⊙ z: by torch, so that it has the modules' bits, where weights have
+        all of theirs."""
+        if self.rounds and torch.equal(activation(_TRIED), F.silu(_TRIED)):
+            return self._pointwise(PointwiseKind.GATED, gate, z, to)
+        return lambda: torch.mul(activation(gate), z, out=to)  # type: ignore[return-value]
+
+    def _pointwise(self, kind: PointwiseKind, a: Tensor, b: Tensor, to: Tensor) -> Call:
+        return library.PreparedCall("fw_pointwise", PointwiseCall(to.numel(), kind, a, b, to))
 
     def _products(self, *layers: Any, to: list[Tensor], x: Tensor | None = None) -> list[Call]:
         """What leaves the layers of x, or of the norm, in these tensors, as `project_each` does."""
         x = self._normed if x is None else x
-        known = (Linear, Int8Linear, Int4Linear)
-        _require(all(type(layer) in known for layer in layers), "a projection is not ours")
         if self.sequences > MOST_ROWS:
             return [partial(_multiply, layer, x, y) for layer, y in zip(layers, to, strict=True)]
         if all(type(layer) is Linear for layer in layers):
@@ -344,6 +360,12 @@ def _require(holds: bool, otherwise: str) -> None:
 
 def _multiply(layer: nn.Module, x: Tensor, y: Tensor) -> None:
     y.copy_(layer(x))
+
+
+def require_products(*layers: Any) -> None:
+    """Raise NoStepError unless each layer is a product with a weight, as those of ours are."""
+    known = (Linear, Int8Linear, Int4Linear)
+    _require(all(type(layer) in known for layer in layers), "a projection is not ours")
 
 
 def require_call(call: Call | None, what: str) -> Call:

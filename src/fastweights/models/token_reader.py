@@ -43,7 +43,8 @@ class TokenStep(Protocol):
 
     def __call__(self, token: Tensor, cache: Any, positions: Tensor | None = None) -> Tensor:
         """The logits ``[b vocab]`` after one more token ``[b]``, by which the cache is advanced, at
-        these positions ``[b]``; None for how many tokens are before it."""
+        these positions ``[b]``; None for how many tokens are before it. They may be overwritten by
+        the next call."""
         ...
 
 
@@ -68,12 +69,17 @@ class TokenReader:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._step: TokenStep | str | None = None
+        self._generates = False
         self._made_for: tuple[Any, ...] = ()
 
-    def refuse(self, cache: Any, sequences: int) -> str | None:
-        """Why modules read the next tokens behind this cache, None where the step does."""
+    def refuse(self, cache: Any, sequences: int, look: bool = True) -> str | None:
+        """Why modules read the next tokens behind this cache, None where the step does.
+
+        Args:
+            look: whether the model may have changed since the last token
+        """
         step, wanted = self._step, (*choices(), sequences)
-        stale = step is not None and not isinstance(step, str) and step.stale
+        stale = look and step is not None and not isinstance(step, str) and step.stale
         if self._made_for != wanted or stale:
             self._step = step = _make_step(self.model, sequences)
             self._made_for = wanted
@@ -91,7 +97,8 @@ class TokenReader:
         token, cache = call.get("input_ids"), take_cache(dict(call))
         if cache is None or token is None or token.dim() != 2 or token.shape[1] != 1:
             return None
-        if not _asks_for_logits(call) or self.refuse(cache, len(token)) is not None:
+        look, self._generates = not self._generates, True  # nobody changes a model that generates
+        if not _asks_for_logits(call) or self.refuse(cache, len(token), look) is not None:
             return None
         mask, positions = call.get("attention_mask"), call.get("position_ids")
         if mask is not None and not (mask.dim() == 2 and bool(mask[:, -1].all())):
@@ -102,8 +109,8 @@ class TokenReader:
             positions = positions.expand(len(token), 1)[:, 0]
         if not self.step.knows(cache, mask is not None and not bool(mask.all()), positions):
             return None
-        logits = self.step(token[:, 0], cache, positions)
-        return CausalLMOutputWithPast(logits=logits[:, None], **cache_argument(cache))
+        logits = self.step(token[:, 0], cache, positions)[:, None].clone()
+        return CausalLMOutputWithPast(logits=logits, **cache_argument(cache))
 
 
 def _make_step(model: Any, sequences: int) -> TokenStep | str:

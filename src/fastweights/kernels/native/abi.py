@@ -221,6 +221,32 @@ class RotationCall(NamedTuple):
     y: View
 
 
+class PointwiseKind(IntEnum):
+    """The enumeration of pointwise.h: a + b, or silu(a) b."""
+
+    SUM = 0
+    GATED = 1
+
+
+class PointwiseCall(NamedTuple):
+    """``PointwiseCall`` of pointwise.h: what is computed of pairs of numbers."""
+
+    count: int
+    kind: int
+    a: Pointer
+    b: Pointer
+    to: Pointer
+
+
+class Replay(NamedTuple):
+    """``Replay`` of replay.h: calls one after the other, ``[count 2]`` addresses of functions and
+    of structures.
+    """
+
+    count: int
+    calls: Pointer
+
+
 class ProductCall(NamedTuple):
     """``ProductCall`` of product.h: a few rows times a weight, and how many such lie behind it."""
 
@@ -299,6 +325,8 @@ STRUCTURES: tuple[type, ...] = (
     ConvolutionCall,
     NormCall,
     RotationCall,
+    PointwiseCall,
+    Replay,
     ProductCall,
     QuantizedProductCall,
     Int4ProductCall,

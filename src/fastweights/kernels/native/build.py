@@ -28,10 +28,12 @@ KERNELS = (  # those that take the compiler longest begin
     "convolution.c",
     "norm.c",
     "rotation.c",
+    "pointwise.c",
     "product.c",
     "quantized.c",
     "int4.c",
     "bonus.c",
+    "replay.c",
 )
 COMMON = ("pool.c", "dispatch.c")
 MOST_AT_ONCE = 8

@@ -4,9 +4,11 @@
 #include "convolution.h"
 #include "mesa.h"
 #include "norm.h"
+#include "pointwise.h"
 #include "problem.h"
 #include "product.h"
 #include "quantized.h"
+#include "replay.h"
 #include "rotation.h"
 #include "windowed.h"
 
@@ -26,10 +28,12 @@
     X(fw_norm, Norm)                          \
     X(fw_norm_back, Norm)                     \
     X(fw_rotate, Rotation)                    \
+    X(fw_pointwise, Pointwise)                \
     X(fw_product, Product)                    \
     X(fw_quantized_product, QuantizedProduct) \
     X(fw_int4_product, Int4Product)           \
-    X(fw_bonus_step, BonusStep)
+    X(fw_bonus_step, BonusStep)               \
+    X(fw_replay, Replay)
 
 #if defined(__x86_64__)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fastweights.kernels.native import abi
 from fastweights.kernels.native.abi import pack
 from fastweights.kernels.native.build import LIBRARY, source_hash
 from fastweights.kernels.rehearsal import assume_constant_result, rehearsed
@@ -128,17 +131,42 @@ def call(name: str, *structures: Any) -> None:
 class PreparedCall:
     """`call`, packed now, to be made any number of times: of the memory where the tensors lie.
 
+    Args:
+        kept: what has to stay as long as this does
+
     Attributes:
         memory: the structures as C reads them, which may be changed between two calls
     """
 
-    def __init__(self, name: str, *structures: Any) -> None:
-        self._name, self._run, self._kept = name, getattr(_require_library(), name), structures
+    def __init__(self, name: str, *structures: Any, kept: object = None) -> None:
+        self._name, self._run = name, getattr(_require_library(), name)
+        self._kept = structures, kept
         self.memory = ctypes.create_string_buffer(b"".join(map(pack, structures)))
 
     def __call__(self) -> None:
         if self._run(self.memory):
             raise _no_memory(self._name)
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the function, and of what it reads."""
+        function = ctypes.cast(self._run, ctypes.c_void_p).value
+        assert function is not None
+        return function, ctypes.addressof(self.memory)
+
+
+def chain(calls: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+    """The same calls, of which those of C that follow one another are one."""
+    groups = [
+        (of_c, list(some))
+        for of_c, some in groupby(calls, lambda call: isinstance(call, PreparedCall))
+    ]
+    return [call for of_c, some in groups for call in ([_replay(some)] if of_c else some)]
+
+
+def _replay(calls: list[Any]) -> PreparedCall:
+    addresses = torch.tensor([call.addresses for call in calls])
+    return PreparedCall("fw_replay", abi.Replay(len(calls), addresses), kept=calls)
 
 
 def _no_memory(name: str) -> MemoryError:

@@ -2,7 +2,8 @@
 
 The branches read the queries, keys and values that the model's own attentions would have given
 them. Whether that is all that the model computes is tried out: the step must give the bits of the
-modules. Of several sequences these make features by torch, which sums in another order.
+modules. Where weights are of few bits, it is then made anew of kernels that round otherwise. Of
+several sequences modules make features by torch, which sums in another order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from fastweights.kernels.native import library
 from fastweights.kernels.native.window_token import HeadTokens, TokenStreams
 from fastweights.linearize.convert.attention import attend, take_memory
 from fastweights.linearize.convert.attention_layers import softmax_name
@@ -29,8 +31,17 @@ from fastweights.linearize.convert.transformers_seams import (
     decoder_layers,
     implementation_of,
 )
-from fastweights.models.native_step import Call, LayerCalls, LayerModules, NativeStep, require_call
+from fastweights.models.native_step import (
+    Call,
+    LayerCalls,
+    LayerModules,
+    NativeStep,
+    require_call,
+    require_products,
+)
+from fastweights.models.quantize import Int8Linear
 from fastweights.models.token_reader import NoStepError
+from fastweights.ops.normalization import RMSNorm, prepare_norm
 from fastweights.ops.rotation import Rotation, prepare_rotation
 from fastweights.recurrence import Recurrence
 from fastweights.recurrence.head_groups import HeadGroups
@@ -131,12 +142,12 @@ class BranchToken:
 class LinearizedStep(NativeStep):
     """The step of a linearized model of Llama's form."""
 
-    def __init__(self, model: Any, sequences: int) -> None:
+    def __init__(self, model: Any, sequences: int, exact: bool = False) -> None:
         self._attentions = [layer.self_attn for layer in _layers_of(model)]
         for attention in self._attentions:
             _require_attention(attention)
         self._softmax = softmax_name(implementation_of(model.config))
-        super().__init__(model, sequences, hooked=(take_memory,))
+        super().__init__(model, sequences, hooked=(take_memory,), exact=exact)
         self._modes = [a.__dict__ for a in self._attentions if hasattr(a, "linear_branch")]
         width = self._attentions[0].head_dim
         self._turns = self._room("cosines", width), self._room("sines", width)
@@ -145,15 +156,22 @@ class LinearizedStep(NativeStep):
             for layer in self._layers
         ]
         self._turned = [layer.divide(own) for layer, own in zip(self._layers, turned, strict=True)]
-        self._rotations = list(map(self._rotations_of, self._layers, self._turned))
+        self._begun = [
+            library.chain([*layer.project, *self._rotations_of(layer, own)])
+            for layer, own in zip(self._layers, self._turned, strict=True)
+        ]
+        self._logits = self._room("logits", model.config.vocab_size)
+        self._end = library.chain([self.prepare_norm(model.model.norm), *self._calls_of_head()])
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
-        alone = self if sequences == 1 or model in _tried else LinearizedStep(model, 1)
+        judged = model in _tried or (sequences == 1 and not self.rounds)
+        alone = self if judged else LinearizedStep(model, 1, exact=True)
         if not _has_the_modules_bits(alone):
             raise NoStepError("its layers compute more than projections, attention and an MLP")
 
     def parts(self) -> Iterator[LayerModules]:
         for layer in _layers_of(self.model):
             own, mlp = layer.self_attn, layer.mlp
+            require_products(own.q_proj, own.k_proj)
             yield LayerModules(
                 (layer.input_layernorm, layer.post_attention_layernorm),
                 (own.q_proj, own.k_proj, own.v_proj, own.o_proj),
@@ -166,6 +184,9 @@ class LinearizedStep(NativeStep):
     def prepare_norm(self, norm: Any) -> Call:
         x, normed = self._x, self._normed
         if hasattr(norm, "variance_epsilon"):  # that of Llama
+            if self.rounds:
+                of_x = RMSNorm(x, norm.weight, norm.variance_epsilon)
+                return require_call(prepare_norm(of_x, normed), "a norm")
             return partial(_normalize, x, norm.weight, norm.variance_epsilon, normed)
 
         def call() -> None:
@@ -198,12 +219,13 @@ class LinearizedStep(NativeStep):
         for turn, own in zip(self._turns, trunk.rotary_emb(x, position_ids=at), strict=True):
             turn.copy_(own)
         for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
-            self.project(layer)
-            for rotate in self._rotations[i]:
-                rotate()
+            for call in self._begun[i]:
+                call()
             self._attend(i, layer, memory, places, positions)
             self.finish(layer)
-        return self.model.lm_head(trunk.norm(x))[:, -1]
+        for call in self._end:
+            call()
+        return self._logits[:, -1]
 
     def _attend(
         self, i: int, layer: LayerCalls, memory: Any, places: list[int], positions: Tensor | None
@@ -223,6 +245,12 @@ class LinearizedStep(NativeStep):
             scaling = {"scaling": attention.scaling, "dropout": 0.0}
             o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)
         layer.read.view(o.shape).copy_(o)
+
+    def _calls_of_head(self) -> list[Call]:
+        head = self.model.lm_head
+        if type(head) is Int8Linear:
+            return self._products(head, to=[self._logits])
+        return [lambda: self._logits.copy_(head(self._normed))]  # type: ignore[list-item,return-value]
 
     def _rotations_of(self, layer: LayerCalls, turned: tuple[Tensor, Tensor]) -> list[Call]:
         """What turns queries and keys by the cosines and sines of all channels, as Llama does."""
@@ -256,7 +284,7 @@ def _has_the_modules_bits(step: LinearizedStep) -> bool:
         last = ids[:, _TOKENS - 2 :].split(1, 1)
         wanted = [model(token, **read).logits[:, -1] for token in last]
         try:
-            found = [step(token[:, 0], copy) for token in last]
+            found = [step(token[:, 0], copy).clone() for token in last]
         except (AttributeError, RuntimeError, TypeError):  # modules of other forms or arguments
             found = []
         _tried[model] = len(found) == 2 and all(map(torch.equal, found, wanted))
