@@ -10,7 +10,7 @@ VLLM := .venv-vllm
 BROWSER := .venv-browser
 PYTEST := $(BIN)/python -m pytest
 NATIVE := $(BIN)/python -m fastweights.kernels.native
-C_TESTS := $(addprefix tests/kernels/test_,native.py narrow.py prefill.py operations.py bonus_token.py product.py quantized_product.py pointwise.py rotation.py) tests/linearize/test_linearized_step.py
+C_TESTS := $(addprefix tests/kernels/test_,native.py narrow.py prefill.py operations.py bonus_token.py product.py quantized_product.py pointwise.py rotation.py attention_token.py) tests/linearize/test_linearized_step.py
 # A worker that died is not replaced: the test that killed it would be given to the next one.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # There is a process per core; more threads for tensors of a dozen elements only wait.

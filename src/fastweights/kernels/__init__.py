@@ -1,6 +1,11 @@
 """Fast evaluations of recurrences, and the table that chooses among them."""
 
-from fastweights.kernels.attention import FUSED_ATTENTION, TOKEN_ATTENTION, WINDOWED_ATTENTION
+from fastweights.kernels.attention import (
+    FUSED_ATTENTION,
+    NATIVE_TOKEN_ATTENTION,
+    TOKEN_ATTENTION,
+    WINDOWED_ATTENTION,
+)
 from fastweights.kernels.chunked import CHUNK_LOOP, MINIBATCHES, STEP
 from fastweights.kernels.composed import (
     AMPLIFIED,
@@ -70,7 +75,18 @@ IN_PAGES = [NATIVE_WINDOW_IN_PAGES, NATIVE_IN_PAGES, COPIED_PAGES]
 # which reads a GPU's, with other libraries' kernels before and behind it; then one token, at last
 # by its definition; many tokens in blocks; what is left, chunk after chunk.
 TABLE.extend([*COMPILED, *FASTER, *TRITON, *SLOWER])
-TABLE.extend([*COMPOSED, TOKEN_ATTENTION, STEP, BONUS, *BLOCKED, *ATTENTION, CHUNK_LOOP])
+TABLE.extend(
+    [
+        *COMPOSED,
+        NATIVE_TOKEN_ATTENTION,
+        TOKEN_ATTENTION,
+        STEP,
+        BONUS,
+        *BLOCKED,
+        *ATTENTION,
+        CHUNK_LOOP,
+    ]
+)
 TABLE.extend(IN_PAGES)
 
 __all__ = [

@@ -1,6 +1,8 @@
-"""Softmax attention by torch's fused kernels."""
+"""Softmax attention by torch's fused kernels, and of one token by attention.c."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,12 +10,16 @@ from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.growing import append, drop_oldest
+from fastweights.kernels.native import abi, library
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.table import Kernel
 from fastweights.recurrence.cached import Cache
 from fastweights.recurrence.softmax import Softmax, attend
 from fastweights.recurrence.streams import heads_first
 from fastweights.recurrence.timeline import FORGOTTEN
+
+SPAN = "fw_attended_tokens"
+"""The number of tokens that a task reads, by its name in C."""
 
 SMALLEST_BLOCK = 64
 """Queries per block, unless the window is wider."""
@@ -90,7 +96,46 @@ def refuses_window(recurrence: Softmax) -> str | None:
     return None
 
 
+def attend_to_cache(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+    """softmax(q kᵀ/√k) v of one token's queries.
+
+    Args:
+        q: ``[b g r k]``, r query heads of each key head
+        keys: ``[b g s k]``, as `append` returns them
+        values: ``[b g s v]``
+        seen: ``[b 1 1 s]``, bool, which tokens are read; None for all
+
+    Returns:
+        ``[b g r v]``
+    """
+    (b, g, r, width), (s, values_width) = q.shape, values.shape[2:]
+    spans = -(-s // library.read_constant(SPAN))
+    o, parts = q.new_empty(b, g, r, values_width), q.new_empty(b, g * r, spans, values_width + 2)
+    sizes = b, g * r, g, s, width, values_width, library.threads(keys.numel() + values.numel())
+    heads = (x.view(b, 1, g * r, -1) for x in (q.contiguous(), o))
+    read, left = heads
+    cache = keys.transpose(1, 2), values.transpose(1, 2)
+    keep = None if seen is None else seen.reshape(b, s).to(torch.uint8)
+    problem = abi.TokenAttentionCall(*sizes, width**-0.5, read, *cache, left, keep, parts)
+    library.call("fw_attend", problem)
+    return o
+
+
 def attend_token(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
+    """`attend_token_by` torch's fused attention."""
+    return attend_token_by(F.scaled_dot_product_attention, recurrence, state)
+
+
+def attend_token_natively(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
+    """`attend_token_by` attention.c."""
+    return attend_token_by(attend_to_cache, recurrence, state)
+
+
+def attend_token_by(
+    attention: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor],
+    recurrence: Softmax,
+    state: Cache,
+) -> tuple[Tensor, Cache]:
     """(o, cache) of one token: a group's queries stand beside each other, so that they read its
     keys as they lie in the cache, which grows where it is.
     """
@@ -110,7 +155,7 @@ def attend_token(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
         following = torch.where(following < span, following, FORGOTTEN)
         mask = (following < FORGOTTEN)[:, None, None]
     q = recurrence.q.to(dtype).expand(b, 1, h, -1).reshape(b, keys.shape[1], -1, keys.shape[3])
-    o = F.scaled_dot_product_attention(q, keys, values, mask)
+    o = attention(q, keys, values, mask)
     return o.reshape(b, 1, h, -1), _last_window(recurrence, keys, values, following)
 
 
@@ -146,6 +191,19 @@ def _refuses_token(recurrence: Softmax) -> str | None:
     return None
 
 
+def _refuses_native_token(recurrence: Softmax) -> str | None:
+    streams = (recurrence.q, recurrence.k, recurrence.v)
+    return _refuses_token(recurrence) or library.refuse_tensors(*streams)
+
+
+NATIVE_TOKEN_ATTENTION = Kernel(
+    "attention, one token (compiled)",
+    Softmax,
+    attend_token_natively,
+    _refuses_native_token,
+    ("cpu",),
+    True,
+)
 TOKEN_ATTENTION = Kernel(
     "attention, one token (torch)", Softmax, attend_token, _refuses_token, ("cpu",), True
 )

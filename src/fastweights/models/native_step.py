@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from fastweights.kernels.attention import attend_token
+from fastweights.kernels.attention import attend_to_cache, attend_token_natively
 from fastweights.kernels.growing import append
 from fastweights.kernels.native import library
 from fastweights.kernels.native.abi import PointwiseCall, PointwiseKind
@@ -350,7 +350,7 @@ def _attend(
     q, k = layer.divide(turned)
     keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
     q = q.view(len(keys), keys.shape[1], -1, keys.shape[3])
-    return keys, values, F.scaled_dot_product_attention(q, keys, values, seen)
+    return keys, values, attend_to_cache(q, keys, values, seen)
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -386,7 +386,7 @@ def _refuse_block(block: Any) -> None:
     _require(not (extras or normed), "its attention has a window, a gate or norms of heads")
     _require(type(block.mlp) is GatedMLP, "an MLP is not gated")
     q, k = torch.empty(1, 1, mixer.heads, 1), torch.empty(1, 1, mixer.kv_heads, 1)
-    taken = select(Softmax(q, k, k)).compute is attend_token
+    taken = select(Softmax(q, k, k)).compute is attend_token_natively
     _require(taken, "attention to one token goes to another kernel")
 
 

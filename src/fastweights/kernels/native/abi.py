@@ -172,6 +172,25 @@ class WindowProblem(NamedTuple):
     following: int = 0
 
 
+class TokenAttentionCall(NamedTuple):
+    """``TokenAttentionCall`` of attention.h: one token of softmax attention to a cache."""
+
+    b: int
+    h: int
+    g: int
+    s: int
+    k: int
+    v: int
+    threads: int
+    scale: float
+    q: View
+    keys: View
+    values: View
+    o: View
+    keep: Pointer
+    parts: Pointer
+
+
 class ConvolutionCall(NamedTuple):
     """``ConvolutionCall`` of convolution.h: a short causal convolution, or its gradients."""
 
@@ -322,6 +341,7 @@ STRUCTURES: tuple[type, ...] = (
     Backward,
     MesaProblem,
     WindowProblem,
+    TokenAttentionCall,
     ConvolutionCall,
     NormCall,
     RotationCall,

@@ -25,6 +25,7 @@ KERNELS = (  # those that take the compiler longest begin
     "mesa.c",
     "windowed.c",
     "prefill.c",
+    "attention.c",
     "convolution.c",
     "norm.c",
     "rotation.c",

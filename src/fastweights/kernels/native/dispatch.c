@@ -1,5 +1,6 @@
 /* The exported functions: each calls itself as compiled for the best instruction set this CPU has.
  */
+#include "attention.h"
 #include "bonus.h"
 #include "convolution.h"
 #include "mesa.h"
@@ -23,6 +24,7 @@
     X(fw_mesa, MesaProblem)                   \
     X(fw_window_step, WindowProblem)          \
     X(fw_window_prefill, WindowProblem)       \
+    X(fw_attend, TokenAttention)              \
     X(fw_convolve, Convolution)               \
     X(fw_convolve_back, Convolution)          \
     X(fw_norm, Norm)                          \
@@ -77,7 +79,8 @@ KERNELS(EXPORT)
 /* What Python has to know to make room for results */
 const int64_t fw_sources = SOURCES;
 const int64_t fw_matrix_marks = BLOCK, fw_scan_marks = SPAN, fw_widest_scan = WIDEST,
-              fw_most_taps = MOST_TAPS, fw_norm_rows = NORM_ROWS;
+              fw_most_taps = MOST_TAPS, fw_norm_rows = NORM_ROWS,
+              fw_attended_tokens = ATTENDED_TOKENS;
 
 int fw_scan_strips(const Forward *p)
 {
