@@ -211,7 +211,7 @@ def test_the_command_chats_saves_and_loads(folder, tmp_path, monkeypatch, capsys
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat(folder, monkeypatch, capsys) -> None:
-    before, read = Decoder.read_token, []
+    before, read = Decoder.read_next, []
 
     def interrupted(self: Decoder, token: Tensor) -> Tensor:
         read.append(token)
@@ -219,7 +219,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(folder, monkeypatch, capsys) ->
             signal.raise_signal(signal.SIGINT)
         return before(self, token)
 
-    monkeypatch.setattr(Decoder, "read_token", interrupted)
+    monkeypatch.setattr(Decoder, "read_next", interrupted)
     say(monkeypatch, "Hello", "/save")
     assert main(["chat", str(folder), "--tokens", str(10**9), *CPU]) == 0
     assert len(read) == 3
