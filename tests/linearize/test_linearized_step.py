@@ -194,6 +194,25 @@ def test_weights_of_few_bits_do_not_hide_that_modules_compute_more() -> None:
     assert "compute more" in str(begin(model).refuse_native_step())
 
 
+def test_a_module_of_another_class_is_tried_out_anew() -> None:
+    model = model_of("lolcats")
+    assert begin(model).refuse_native_step() is None
+    model.model.norm = Doubled(model.model.norm)
+    assert "compute more" in str(begin(model).refuse_native_step())
+
+
+def test_projections_of_other_sizes_are_read_by_modules() -> None:
+    model = model_of("lolcats")
+    mlp = model.model.layers[1].mlp
+    mlp.gate_proj = type(mlp.gate_proj)(16, mlp.gate_proj.out_features + 8)
+    assert "do not fit" in str(begin_cache(model).refuse_native_step())
+
+
+def begin_cache(model: Any) -> Decoder:
+    """Behind a prompt that another model of the same cache has read."""
+    return Decoder(model, begin(model_of("lolcats")).cache)
+
+
 class Scaled(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

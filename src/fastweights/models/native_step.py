@@ -236,6 +236,12 @@ class NativeStep(ABC):
     def _products(self, *layers: Any, to: list[Tensor], x: Tensor | None = None) -> list[Call]:
         """What leaves the layers of x, or of the norm, in these tensors, as `project_each` does."""
         x = self._normed if x is None else x
+        ends = zip(layers, to, strict=True)
+        fitting = all(
+            layer.in_features == x.shape[-1] and y.numel() == self.sequences * layer.out_features
+            for layer, y in ends
+        )
+        _require(fitting, "its projections do not fit one another")
         if self.sequences > MOST_ROWS:
             return [partial(_multiply, layer, x, y) for layer, y in zip(layers, to, strict=True)]
         if all(type(layer) is Linear for layer in layers):

@@ -49,8 +49,9 @@ from fastweights.recurrence.head_groups import HeadGroups
 _TOKENS = 6
 """Tokens that are read to try a step out, the last two by it."""
 
-_tried: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Whether the steps of models have the bits of their modules."""
+_tried: WeakKeyDictionary[nn.Module, tuple[tuple[type, ...], bool]] = WeakKeyDictionary()
+"""Of which classes the modules of models were when a step was tried out, and whether it had their
+bits."""
 
 
 class BranchToken:
@@ -160,10 +161,13 @@ class LinearizedStep(NativeStep):
             library.chain([*layer.project, *self._rotations_of(layer, own)])
             for layer, own in zip(self._layers, self._turned, strict=True)
         ]
-        self._logits = self._room("logits", model.config.vocab_size)
-        self._end = library.chain([self.prepare_norm(model.model.norm), *self._calls_of_head()])
+        head = model.lm_head
+        if not hasattr(head, "out_features"):
+            raise NoStepError("its head is not a product")
+        self._logits = self._room("logits", head.out_features)
+        self._end = library.chain([self.prepare_norm(model.model.norm), *self._calls_of_head(head)])
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
-        judged = model in _tried or (sequences == 1 and not self.rounds)
+        judged = _verdict(model) is not None or (sequences == 1 and not self.rounds)
         alone = self if judged else LinearizedStep(model, 1, exact=True)
         if not _has_the_modules_bits(alone):
             raise NoStepError("its layers compute more than projections, attention and an MLP")
@@ -246,8 +250,8 @@ class LinearizedStep(NativeStep):
             o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)
         layer.read.view(o.shape).copy_(o)
 
-    def _calls_of_head(self) -> list[Call]:
-        head = self.model.lm_head
+    def _calls_of_head(self, head: Any) -> list[Call]:
+        """What leaves the logits of the norm."""
         if type(head) is Int8Linear:
             return self._products(head, to=[self._logits])
         return [lambda: self._logits.copy_(head(self._normed))]  # type: ignore[list-item,return-value]
@@ -271,24 +275,36 @@ class LinearizedStep(NativeStep):
         return BranchToken(attention.linear_branch, [TokenStreams(*own) for own in each])
 
 
+def _verdict(model: Any) -> bool | None:
+    """Whether a step of such modules has their bits; None where none was tried out."""
+    classes, found = _tried.get(model, ((), False))
+    return found if classes == _classes_of(model) else None
+
+
+def _classes_of(model: Any) -> tuple[type, ...]:
+    return tuple(map(type, model.modules()))
+
+
 @torch.inference_mode()
 def _has_the_modules_bits(step: LinearizedStep) -> bool:
     """Tried once for each model, by one sequence."""
     model = step.model
-    if model not in _tried:
-        ids = torch.arange(_TOKENS)[None] % model.config.vocab_size
-        cache = DynamicCache(config=model.config)
-        read = {"use_cache": True, "logits_to_keep": 1, "past_key_values": cache}
-        model(ids[:, : _TOKENS - 2], **read)
-        copy = deepcopy(cache)
-        last = ids[:, _TOKENS - 2 :].split(1, 1)
-        wanted = [model(token, **read).logits[:, -1] for token in last]
-        try:
-            found = [step(token[:, 0], copy).clone() for token in last]
-        except (AttributeError, RuntimeError, TypeError):  # modules of other forms or arguments
-            found = []
-        _tried[model] = len(found) == 2 and all(map(torch.equal, found, wanted))
-    return _tried[model]
+    if (known := _verdict(model)) is not None:
+        return known
+    ids = torch.arange(_TOKENS)[None] % model.config.vocab_size
+    cache = DynamicCache(config=model.config)
+    read = {"use_cache": True, "logits_to_keep": 1, "past_key_values": cache}
+    model(ids[:, : _TOKENS - 2], **read)
+    copy = deepcopy(cache)
+    last = ids[:, _TOKENS - 2 :].split(1, 1)
+    wanted = [model(token, **read).logits[:, -1] for token in last]
+    try:
+        found = [step(token[:, 0], copy).clone() for token in last]
+    except (AttributeError, RuntimeError, TypeError):  # modules of other forms or arguments
+        found = []
+    same = len(found) == 2 and all(map(torch.equal, found, wanted))
+    _tried[model] = _classes_of(model), same
+    return same
 
 
 def _layers_of(model: Any) -> list[Any]:
