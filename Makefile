@@ -51,8 +51,8 @@ test-fast: $(VENV)/installed-test  ## the first case of every quick test: 1 minu
 
 test-sanitized: $(VENV)/installed-test  ## the C kernels under the address and undefined-behaviour sanitizers: 10 minutes
 	CC="$(CC) -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" $(NATIVE)
-	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(shell $(CC) -print-file-name=libasan.so)" OMP_NUM_THREADS=2 \
-		$(PYTEST) -p no:faulthandler $(C_TESTS); status=$$?; $(NATIVE); exit $$status
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libstdc++.so)" \
+		OMP_NUM_THREADS=2 $(PYTEST) -p no:faulthandler -W ignore::pytest.PytestConfigWarning $(C_TESTS); status=$$?; $(NATIVE); exit $$status
 
 test-valgrind: $(VENV)/installed-test  ## the first case of every test of the C kernels under valgrind: 20 minutes
 	CC="$(CC) -g" $(NATIVE)

@@ -16,6 +16,7 @@ from fastweights.kernels.native.build import LIBRARY
 
 # pytest's own handler of faults takes signals that valgrind needs.
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:faulthandler", "-p", "no:cacheprovider"]
+PYTEST += ["-W", "ignore::pytest.PytestConfigWarning"]  # the handler's own option is unknown then
 
 
 def main(tests: list[str]) -> int:
