@@ -112,8 +112,7 @@ def attend_to_cache(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None
     spans = -(-s // library.read_constant(SPAN))
     o, parts = q.new_empty(b, g, r, values_width), q.new_empty(b, g * r, spans, values_width + 2)
     sizes = b, g * r, g, s, width, values_width, library.threads(keys.numel() + values.numel())
-    heads = (x.view(b, 1, g * r, -1) for x in (q.contiguous(), o))
-    read, left = heads
+    read, left = (x.view(b, 1, g * r, -1) for x in (q.contiguous(), o))
     cache = keys.transpose(1, 2), values.transpose(1, 2)
     keep = None if seen is None else seen.reshape(b, s).to(torch.uint8)
     problem = abi.TokenAttentionCall(*sizes, width**-0.5, read, *cache, left, keep, parts)

@@ -110,11 +110,13 @@ class BranchToken:
 
     def _begin(self, memory: StateLayer, places: list[int]) -> bool:
         """Take the state, if C reads the token by itself, at its place in its document."""
+        if not self._reads_alone(places):
+            return False
         kept = memory.state
         assert kept is not None
         groups = [kept[4 * i : 4 * i + 4] for i in range(len(self._groups))]
         past = kept[4 * len(groups) :]
-        if not self._reads_alone(places) or (past and past[1].tolist() != places):
+        if past and past[1].tolist() != places:
             return False
         records = (
             self._records(own, tuple(part[i : i + 1] for part in past))
