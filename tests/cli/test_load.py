@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from fastweights.cli import load, main
 from fastweights.cli.load import load_model
 from fastweights.errors import CheckpointError
-from fastweights.models import quantize
+from fastweights.models import FewBitsConfig
 from fastweights.training.data.tokenizers import Bytes
 from fastweights.training.language.perplexity import PositionLoss
 from fastweights.training.loop.checkpoint import save_model
@@ -136,7 +136,9 @@ def test_rounding_is_asked_for_where_models_write(
     option, bits, sound, linearized, monkeypatch, capsys
 ):
     asked = []
-    monkeypatch.setattr(load, "quantize", lambda *given: asked.append(given[1]) or quantize(*given))
+    monkeypatch.setattr(
+        load, "FewBitsConfig", lambda bits: asked.append(bits) or FewBitsConfig(bits)
+    )
     options = ["--tokens", "2", "--device", "cpu"]
     for words in (["generate", sound], ["linearize", "generate", linearized, "a prompt"]):
         command = [*map(str, words), *options]

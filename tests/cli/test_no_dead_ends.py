@@ -56,13 +56,16 @@ VERBS: dict[str, list[str]] = {
         *("--seconds", "0.1", "--out", "OUT.json"),
     ],
     "bench mesa": ["bench", "mesa", "--checkpoint", "MODEL", "--quick", "--out", "OUT.json"],
+    "quantize": ["quantize", "MODEL", "OUT", "--int4"],
     "train": ["train", "--from", "MODEL", "--data", "TEXT", *TUNING, "--out", "OUT"],
 }
 TUNED = {"tuned": "transformers", "adapted": "transformers", "tuned linear": "linearized"}
 """Runs of `train --from`, and what they began with."""
+ROUNDED = {"few bits": "transformers", "ours, few bits": "ours", "linear, few bits": "linearized"}
+"""What `quantize` writes, and of which."""
 OURS, LINEAR = ("ours", "imported"), ("linearized", "tuned linear")
 SOFTMAX = ("transformers", "tuned", "adapted", "gguf")
-KINDS = (*OURS, *LINEAR, *SOFTMAX)
+KINDS = (*OURS, *LINEAR, *SOFTMAX, *ROUNDED)
 
 
 class Refusal(NamedTuple):
@@ -88,12 +91,33 @@ REFUSALS = [
         Refusal(verb, kinds, says, advice)
         for verb in ("linearize", "linearize plan")
         for kinds, says, advice in (
-            (OURS, "which `fastweights export` writes of one", [("export", "imported")]),
-            (LINEAR, "load the model it was made from", [("linearize plan", "transformers")]),
+            (
+                (*OURS, "ours, few bits"),
+                "which `fastweights export` writes of one",
+                [("export", "imported")],
+            ),
+            (
+                (*LINEAR, "linear, few bits"),
+                "load the model it was made from",
+                [("linearize plan", "transformers")],
+            ),
         )
     ),
     *(
         Refusal(verb, (*OURS, *SOFTMAX), "not a linearized model; `fastweights generate` continues")
+        for verb in ("linearize generate", "linearize bench")
+    ),
+    *(
+        Refusal(verb, tuple(ROUNDED), "of 4 bits; name the model that it was made from")
+        for verb in ("import", "export", "export onnx", "export pt2", "quantize")
+    ),
+    *(
+        Refusal(verb, ["few bits"], "of 4 bits; name the model that it was made from")
+        for verb in ("linearize", "linearize plan", "analyze")
+    ),
+    Refusal("train", tuple(ROUNDED), "quantised weights, which are not trained"),
+    *(
+        Refusal(verb, ["few bits", "ours, few bits"], "not a linearized model")
         for verb in ("linearize generate", "linearize bench")
     ),
     Refusal("bench mesa", KINDS, "no Mesa layer"),
@@ -103,6 +127,7 @@ NEEDS = {"export onnx": [pytest.mark.onnx], "export pt2": [pytest.mark.slow]}
 """Marks of verbs that take minutes or more packages, where they do something."""
 SECONDS = ("generate int4", "chat", "eval perplexity", "eval tasks", "check", "linearize", "train")
 ALIKE = {*product(SECONDS, ("tuned", "tuned linear", "gguf")), ("linearize", "adapted")}
+ALIKE |= {*product(SECONDS, ("ours, few bits",))}
 """Pairs that do what another does, and take long together."""
 
 
@@ -142,6 +167,8 @@ def model(there: Path, kind: str) -> Path:
         return found
     if kind == "gguf":
         write(llama(2, torch.float32, vocab_size=len(WORDS) + 1), found)
+    elif kind in ROUNDED:
+        assert main(["quantize", str(model(there, ROUNDED[kind])), str(found), "--int4"]) == 0
     elif kind == "imported":
         assert main(["import", str(there / "transformers"), "--out", str(found)]) == 0
     else:

@@ -234,6 +234,7 @@ REQUIRED: dict[str, list[str]] = {
     "chat": ["none"],
     "export": ["none", "out"],
     "import": ["none", "--out=out"],
+    "quantize": ["none", "out"],
     "plan": ["--tokens=1e9"],
     "sweep": ["none.toml"],
     "check": ["none"],

@@ -33,7 +33,7 @@ def codes(*shape: int) -> Tensor:
 
 
 def int8(outputs: int, inputs: int) -> Int8Weight:
-    return Int8Weight(codes(outputs, inputs), drawn(outputs).abs())
+    return Int8Weight(codes(outputs, inputs), drawn(outputs, -(-inputs // GROUP)).abs().half())
 
 
 def int4(outputs: int, inputs: int) -> Int4Weight:
@@ -47,8 +47,8 @@ def floats_of(weight: QuantizedWeight) -> Tensor:
 def check(kernel: str, weight: QuantizedWeight, rows: int, *, biased: bool) -> None:
     x, floats = drawn(rows, weight.inputs), floats_of(weight)
     bias = drawn(len(floats)) if biased else None
-    read = round_in_groups(x) if isinstance(weight, Int4Weight) else x
-    want = F.linear(read.double(), floats, None if bias is None else bias.double())
+    read = round_in_groups(x).double()
+    want = F.linear(read, floats, None if bias is None else bias.double())
     with kernels.only(kernel):
         found = multiply_quantized(x, weight, bias)
     size = (x.double().norm(dim=-1, keepdim=True) * floats.norm(dim=-1)).clamp(min=1)
@@ -99,8 +99,21 @@ def test_scales_of_every_float16() -> None:
     """Also negative, subnormal and the largest, as other programs' files may have them."""
     scales = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
     scales = scales[scales.isfinite()].view(-1, 2)
-    weight = Int4Weight(codes(len(scales), 32).view(torch.uint8), scales, scales.flip(0))
-    check(ROWS, weight, 1, biased=False)
+    both = codes(len(scales), 2 * GROUP)
+    halves = both[:, :GROUP].contiguous().view(torch.uint8)
+    check(ROWS, Int8Weight(both, scales), 1, biased=False)
+    check(ROWS, Int4Weight(halves, scales, scales.flip(0)), 1, biased=False)
+
+
+def test_numbers_of_eight_bits_stay() -> None:
+    """What GGUF's Q8_0 holds: a group's largest is 127 times its scale."""
+    scale = torch.tensor([0.5, 0.0312, 0.00113]).half()
+    numbers = codes(7, 3 * GROUP)
+    numbers[:, ::GROUP] = 127
+    weight = numbers.unflatten(1, (3, GROUP)) * scale.float()[:, None]
+    stored = Int8Weight.of(weight.flatten(1))
+    assert torch.equal(stored.codes, numbers)
+    assert torch.equal(stored.scale, scale.expand(7, 3))
 
 
 @pytest.mark.parametrize("most", [1, 2, 9, 15])
@@ -126,13 +139,17 @@ def test_a_group_is_rounded_to_the_nearest() -> None:
     assert torch.equal(floats_of(stored)[2, :GROUP], torch.full((GROUP,), 1.5).double())
 
 
+def strange(stored: Tensor) -> Int8Weight:
+    return int8(*stored.shape)._replace(codes=stored)
+
+
 REFUSED: dict[str, Callable[[], QuantizedProduct]] = {
     "more than 8 rows": lambda: QuantizedProduct(drawn(9, 8), int8(4, 8)),
     "is empty": lambda: QuantizedProduct(drawn(0, 8), int8(4, 8)),
-    "not contiguous": lambda: QuantizedProduct(drawn(1, 8), Int8Weight(codes(8, 4).mT, drawn(4))),
+    "not contiguous": lambda: QuantizedProduct(drawn(1, 8), strange(codes(8, 4).mT)),
     "autograd follows": lambda: QuantizedProduct(drawn(1, 8).requires_grad_(), int8(4, 8)),
     "of torch.float64": lambda: QuantizedProduct(drawn(1, 8).double(), int8(4, 8)),
-    "plain int8": lambda: QuantizedProduct(drawn(1, 8), Int8Weight(codes(4, 8).int(), drawn(4))),
+    "plain int8": lambda: QuantizedProduct(drawn(1, 8), strange(codes(4, 8).int())),
 }
 
 
@@ -143,7 +160,8 @@ def test_what_c_leaves_to_torch(reason: str) -> None:
     said = kernels.explain(product)
     assert reason in said.splitlines()[0]
     assert f"{FLOATS}: taken" in said
-    want = F.linear(product.x, floats_of(product.weight).to(product.x.dtype))
+    read = round_in_groups(product.x)
+    want = F.linear(read, floats_of(product.weight).to(product.x.dtype))
     torch.testing.assert_close(multiply_quantized(*product), want)
 
 
@@ -158,8 +176,11 @@ def test_what_is_rounded_in_groups() -> None:
 @compiled
 @pytest.mark.parametrize("kernel", [ROWS, FLOATS])
 @pytest.mark.parametrize("spoiled", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_not_finite_stays_so(kernel: str, spoiled: float) -> None:
-    x, weight = drawn(2, 3 * GROUP), int4(5, 3 * GROUP)
+@pytest.mark.parametrize("made", [int8, int4])
+def test_what_is_not_finite_stays_so(
+    kernel: str, spoiled: float, made: Callable[[int, int], QuantizedWeight]
+) -> None:
+    x, weight = drawn(2, 3 * GROUP), made(5, 3 * GROUP)
     x[1, 40] = spoiled
     with kernels.only(kernel):
         found = multiply_quantized(x, weight)

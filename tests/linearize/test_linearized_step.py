@@ -179,7 +179,7 @@ def test_so_has_one_of_a_hybrid_with_softmax_layers() -> None:
 @pytest.mark.parametrize("name", ["lolcats", "all of it"])
 def test_so_have_weights_of_few_bits_but_for_rounding(name: str, bits: int) -> None:
     model = quantize(model_of(name, attention_bias=True), bits)
-    compare(model, same=lambda found, wanted: torch.allclose(found, wanted, 1e-4, 1e-4))
+    compare(model, same=lambda found, wanted: torch.allclose(found, wanted, 5e-4, 5e-4))
 
 
 def test_weights_of_few_bits_do_not_hide_that_modules_compute_more() -> None:

@@ -25,8 +25,8 @@ WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
 WORDS = ["<|end|>", "a", "b", "ab", "cd", *"cdefghijklmnopqrstuvwxyz"]
 
 
-def write(model: LlamaForCausalLM, file: Path) -> None:
-    """A Llama in float32, and a tokenizer, as llama.cpp has them."""
+def write(model: LlamaForCausalLM, file: Path, kind: str = "F32") -> None:
+    """A Llama and a tokenizer, as llama.cpp has them, with matrices of a type of GGUF's."""
     gguf: Any = pytest.importorskip("gguf")
     config, writer = model.config, gguf.GGUFWriter(file, "llama")
     writer.add_block_count(config.num_hidden_layers)
@@ -55,7 +55,11 @@ def write(model: LlamaForCausalLM, file: Path) -> None:
         if "attn_q" in theirs or "attn_k" in theirs:  # pairs of channels stand side by side
             halves = weight.unflatten(0, (-1, 2, config.head_dim // 2))
             weight = halves.transpose(1, 2).reshape(weight.shape)
-        writer.add_tensor(theirs, weight.float().numpy())
+        values, stored = weight.float().numpy(), gguf.GGMLQuantizationType[kind]
+        if kind == "F32" or weight.ndim == 1:
+            writer.add_tensor(theirs, values)
+        else:
+            writer.add_tensor(theirs, gguf.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

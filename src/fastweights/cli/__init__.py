@@ -33,6 +33,7 @@ from fastweights.cli.parsers.models import (
     GenerateVerb,
     ImportVerb,
     PatchVerb,
+    QuantizeVerb,
     TransformersVerb,
 )
 from fastweights.cli.parsers.training import PlanVerb, SweepVerb, TrainVerb
@@ -48,6 +49,7 @@ VERBS: dict[str, type[Verb]] = {
     "chat": ChatVerb,
     "import": ImportVerb,
     "export": ExportVerb,
+    "quantize": QuantizeVerb,
     "patch": PatchVerb,
     "transformers": TransformersVerb,
     "list": ListVerb,

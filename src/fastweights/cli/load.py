@@ -16,7 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.errors import CheckpointError, reason_of
 from fastweights.importers import import_model
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
+from fastweights.importers.gguf import is_gguf, keep_codes
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, FewBitsConfig
+from fastweights.models.quantize import stored_bits
 from fastweights.models.size import require_memory
 from fastweights.training.loop.checkpoint import (
     model_source,
@@ -42,6 +44,14 @@ def rounded_bits(chosen: Namespace) -> int | None:
     return 8 if chosen.int8 else 4 if chosen.int4 else None
 
 
+def rounded_source(source: str | Path, bits: int | None) -> str | Path:
+    """What is loaded with weights of so many bits: of a GGUF file a folder with its codes."""
+    if bits is None or not is_gguf(source):
+        return source
+    with no_progress_bars(), no_warnings_of_transformers():
+        return keep_codes(Path(source), bits)
+
+
 def load_model(
     source: str | Path, device: torch.device, *, bits: int | None = None
 ) -> tuple[Any, Any]:
@@ -55,22 +65,48 @@ def load_model(
         CheckpointError: If a file of the folder cannot be used; the message names it.
         ValueError: If the machine lacks the memory for the model.
     """
+    source = rounded_source(source, bits)
     load_config(source)  # whose errors come first
     tokenizer = require_tokenizer(source)
-    model = load_weights(source, device)
-    if bits is not None:
-        model = quantize(model, bits)
-        # what is left is little, and C reads codes beside float32
-        model = model.float() if device.type == "cpu" else model
-    return model, tokenizer
+    return load_weights(source, device, bits=bits), tokenizer
 
 
-def load_weights(source: str | Path, device: torch.device) -> Any:
+def load_weights(source: str | Path, device: torch.device, *, bits: int | None = None) -> Any:
     """A language model in evaluation mode, which may lack a tokenizer; else as `load_model`."""
-    folder = model_source(source)
+    folder = model_source(rounded_source(source, bits))
     with no_progress_bars():
-        model = _load_weights(folder, load_config(folder))
+        config = load_config(folder)
+        model = _load_weights(folder, config, _rounding(source, config, bits, device))
     return model.to(device).eval()
+
+
+def _rounding(
+    source: str | Path, config: Any, bits: int | None, device: torch.device
+) -> dict[str, Any]:
+    """What transformers is told of weights of few bits."""
+    stored = stored_bits(config)
+    # what is left is little, and C reads codes beside float32
+    dtype = {"dtype": torch.float32} if device.type == "cpu" else {}
+    if stored is None:
+        return {} if bits is None else {**dtype, "quantization_config": FewBitsConfig(bits)}
+    if bits not in (None, stored):
+        raise ValueError(
+            f"the weights of {source} are of {stored} bits already; leave --int{bits} out, or name"
+            " the model that it was made from"
+        )
+    return dtype
+
+
+def require_floats(source: str | Path, config: Any) -> None:
+    """Refuse a model for what is done with floats alone.
+
+    Raises:
+        ValueError: If its weights are stored in few bits.
+    """
+    if (bits := stored_bits(config)) is not None:
+        raise ValueError(
+            f"the weights of {source} are of {bits} bits; name the model that it was made from"
+        )
 
 
 def require_tokenizer(source: str | Path) -> Any:
@@ -98,8 +134,10 @@ def load_as_own(source: str | Path, device: torch.device) -> FastWeightsForCausa
     makes it, which refuses before weights are read what it cannot import.
     """
     folder = model_source(source)
-    if isinstance(load_config(folder), FastWeightsConfig):
+    config = load_config(folder)
+    if isinstance(config, FastWeightsConfig):
         return load_weights(folder, device)
+    require_floats(source, config)
     with no_progress_bars():
         model: Any = import_model(folder)
     _require_finite(folder, model)
@@ -122,13 +160,12 @@ def load_config(source: str | Path) -> Any:
         return config
 
 
-def _load_weights(folder: str | Path, config: Any) -> Any:
+def _load_weights(folder: str | Path, config: Any, rounding: dict[str, Any]) -> Any:
     with _names(folder, "config.json or the weights"), no_warnings_of_transformers():
         # transformers would print a table of every weight that does not fit, then raise
         loose = {"strict": False} if isinstance(config, FastWeightsConfig) else {}
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **loose
-        )
+        told = {"ignore_mismatched_sizes": True, "output_loading_info": True, **loose, **rounding}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, **told)
     model, found = loaded
     _require_fit(folder, found)
     _require_finite(folder, model)

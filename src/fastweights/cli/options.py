@@ -25,8 +25,8 @@ PHRASES = {
     "TEXT_SOURCES": "files of text (.txt) or of records (.jsonl, .json, .csv, .tsv, .parquet), also"
     " compressed (.gz, .zst), folders, globs, folders that the datasets library saved,"
     " hub:NAME[:SPLIT] for a data set of the Hugging Face hub, or shakespeare, the bundled text",
-    "INT8": "Round weights to int8 once they are loaded: a quarter of the memory, and less time per"
-    " token on a CPU",
+    "INT8": "Round weights to int8 while they are loaded: a quarter of the memory, and less time"
+    " per token on a CPU",
     "INT4": "Round weights to 4 bits, in groups of 32, embeddings and the head to int8: a sixth of"
     " the memory, and less time still",
 }

@@ -1,20 +1,27 @@
-"""GGUF files, by transformers' reader: folders of models in float32, each written once."""
+"""GGUF files: folders of models in float32, by transformers' reader, or in few bits, each written
+once.
+"""
 
 from __future__ import annotations
 
 import logging
-from functools import cache
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.constants import HF_HOME
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.environment import require_package
 from fastweights.errors import CheckpointError, reason_of
+from fastweights.models.quantize import quantize, round_each
+from fastweights.ops.quantized import GROUP, Int4Weight, Int8Weight, QuantizedWeight
 from fastweights.render.units import bytes_in_words
 
 GGUF = ".gguf"
@@ -47,32 +54,55 @@ def dequantize(file: Path) -> Path:
         CheckpointError: If it cannot be read as a causal language model.
         ValueError: If there is no such file, or the package gguf is missing.
     """
-    require_gguf(file)
-    there = file.stat()
-    version = f"{file.resolve()} {there.st_size} {there.st_mtime_ns}"
-    folder = Path(HF_HOME, "fastweights", f"{file.stem}-{sha256(version.encode()).hexdigest()[:8]}")
-    if not folder.exists():
-        _write(file, folder)
+    folder = _cached(file, "", _read_floats)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    _logger.warning("%s is dequantised: %s of float32 in %s", file, bytes_in_words(size), folder)
+    _logger.warning(
+        "%s is dequantised: %s of float32 in %s; --int4 or --int8 keeps its weights of 4 or 8 bits",
+        file,
+        bytes_in_words(size),
+        folder,
+    )
     return folder
 
 
-def _write(file: Path, folder: Path) -> None:
+@cache
+def keep_codes(file: Path, bits: int) -> Path:
+    """Return a folder with the model of a GGUF file in weights of few bits, as `dequantize` does;
+    those that are of Q4_0, Q4_1 or Q8_0 there keep their codes, and others are rounded one by one.
+
+    Args:
+        file: of an architecture that is read so; of others all are dequantised first
+        bits: 4 or 8
+
+    Raises:
+        CheckpointError, ValueError: as `dequantize`
+    """
+    return _cached(file, f"-{bits}", partial(_read_codes, bits=bits))
+
+
+def _cached(file: Path, kind: str, read: Callable[[Path], Any]) -> Path:
+    """The folder of this kind of a file, written with the model that is read unless it is there."""
+    require_gguf(file)
+    there = file.stat()
+    version = f"{file.resolve()} {there.st_size} {there.st_mtime_ns}"
+    digest = sha256(version.encode()).hexdigest()[:8]
+    folder = Path(HF_HOME, "fastweights", f"{file.stem}-{digest}{kind}")
+    if not folder.exists():
+        _write(file, folder, read)
+    return folder
+
+
+def _write(file: Path, folder: Path, read: Callable[[Path], Any]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as scratch:
         unfinished = Path(scratch, "model")
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, dtype=torch.float32
-            )
+            model = read(file)
         except Exception as error:  # whatever its readers raise at a file that they do not know
             raise CheckpointError(
                 f"{file} cannot be read as a causal language model ({reason_of(error)})"
             ) from error
-        vars(model.config).pop("quantization_config", None)  # what is written is not quantised
-        model.hf_quantizer, model.is_quantized = None, False
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         try:
@@ -80,3 +110,131 @@ def _write(file: Path, folder: Path) -> None:
         except OSError:
             if not folder.is_dir():  # else another process was faster
                 raise
+
+
+def _read_floats(file: Path) -> Any:
+    """The model by transformers' reader, in float32."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    vars(model.config).pop("quantization_config", None)  # what is written is not quantised
+    model.hf_quantizer, model.is_quantized = None, False
+    return model
+
+
+def _read_codes(file: Path, bits: int) -> Any:
+    """The model with weights of few bits."""
+    opened = GgufTensors(file)
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if not opened.fits(model):
+        return quantize(_read_floats(file), bits)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    round_each(model, bits, lambda kind, weight: opened.weight(names[id(weight)], kind))
+    floats = {name: opened.floats(name) for name, _ in model.named_parameters()}
+    model.load_state_dict(floats, strict=False, assign=True)
+    return model
+
+
+class GgufTensors:
+    """The tensors of a GGUF file by the names that transformers' model has for them, as its file
+    of safetensors would hold them."""
+
+    def __init__(self, file: Path) -> None:
+        import gguf
+
+        read = gguf.GGUFReader(file)
+        self._dequantize: Any = gguf.dequantize
+        self._tensors = {tensor.name: tensor for tensor in read.tensors}
+        field: Any = read.get_field("general.architecture")
+        self.architecture = str(field.contents())
+        known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+        layers: Any = read.get_field(f"{self.architecture}.block_count")
+        self._names = gguf.get_tensor_name_map(known[self.architecture], int(layers.contents()))
+        self._head_dim = 0
+
+    def fits(self, model: Any) -> bool:
+        """Whether the architecture is one of those whose tensors are known to differ in nothing
+        but what is undone here, and the model has all of the file's and no others.
+        """
+        self._head_dim = getattr(model.config, "head_dim", 0)
+        names = {self._name(name) for name, _ in model.named_parameters()}
+        return self.architecture in ARCHITECTURES and names == self._tensors.keys()
+
+    def _name(self, name: str) -> str:
+        return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+
+    def floats(self, name: str) -> Tensor:
+        """A tensor in float32."""
+        found = self._tensors[self._name(name)]
+        values = torch.tensor(self._dequantize(found.data, found.tensor_type)).float()
+        shift = ARCHITECTURES[self.architecture].norm if name.endswith("norm.weight") else 0
+        return (values - shift)[self._rows(name, len(values))]
+
+    def weight(self, name: str, kind: type[QuantizedWeight]) -> QuantizedWeight | None:
+        """A tensor in few bits; None if float16 does not hold it well."""
+        found = self._tensors[self._name(name)]
+        read = CODES.get((found.tensor_type.name, kind))
+        if read is None:
+            values = self.floats(name)
+            return kind.of(values) if kind.holds(values) else None
+        rows = self._rows(name, len(found.data))
+        return kind(*(part[rows].contiguous() for part in read(torch.tensor(found.data))))
+
+    def _rows(self, name: str, count: int) -> Any:
+        """Where the rows of a tensor lie in the file."""
+        turned = ARCHITECTURES[self.architecture].turned and re.search(r"\.[qk]_proj\.", name)
+        if not turned:
+            return slice(None)
+        pairs = torch.arange(count).view(-1, self._head_dim // 2, 2)
+        return pairs.transpose(1, 2).flatten()
+
+
+class TensorLayout(NamedTuple):
+    """How the tensors of a file differ from transformers'.
+
+    Attributes:
+        turned: whether the channels of a head that rotate together lie side by side
+        norm: what is added to the weights of norms
+    """
+
+    turned: bool = False
+    norm: float = 0
+
+
+ARCHITECTURES = {
+    "llama": TensorLayout(turned=True),
+    "qwen2": TensorLayout(),
+    "qwen3": TensorLayout(),
+    "gemma3": TensorLayout(norm=1),
+}
+"""Those whose tensors are read one by one; transformers reads the others."""
+
+
+def _bytes(data: Tensor) -> tuple[Tensor, ...]:
+    blocks = data.unflatten(1, (-1, 2 + GROUP))
+    scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+    return blocks[..., 2:].flatten(1).view(torch.int8), scale
+
+
+def _halves(data: Tensor) -> tuple[Tensor, ...]:
+    blocks = data.unflatten(1, (-1, 4 + GROUP // 2))
+    scale, offset = blocks[..., :4].contiguous().view(torch.float16).unbind(-1)
+    return blocks[..., 4:].flatten(1), scale, offset
+
+
+def _centred_halves(data: Tensor) -> tuple[Tensor, ...]:
+    blocks = data.unflatten(1, (-1, 2 + GROUP // 2))
+    scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+    return blocks[..., 2:].flatten(1), scale, -8 * scale
+
+
+CODES: Mapping[tuple[str, type], Callable[[Tensor], tuple[Tensor, ...]]] = {
+    ("Q8_0", Int8Weight): _bytes,
+    ("Q4_1", Int4Weight): _halves,
+    ("Q4_0", Int4Weight): _centred_halves,
+}
+"""What a weight is made of, by the type of a file's tensor, whose rows ``[o b]`` are blocks of 32
+numbers: float16 and codes.
+"""

@@ -24,7 +24,13 @@ from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM, FastWeightsModel
 from fastweights.models.invariant import batch_invariant, log_probabilities
 from fastweights.models.presets import PRESETS, Preset, find_preset, preset
-from fastweights.models.quantize import Int4Linear, Int8Embedding, Int8Linear, quantize
+from fastweights.models.quantize import (
+    FewBitsConfig,
+    Int4Linear,
+    Int8Embedding,
+    Int8Linear,
+    quantize,
+)
 from fastweights.models.reconstruct import FastWeightsForReconstruction
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
@@ -59,6 +65,7 @@ __all__ = [
     "FastWeightsModel",
     "FastWeightsVisionConfig",
     "FastWeightsVisionModel",
+    "FewBitsConfig",
     "Int4Linear",
     "Int8Embedding",
     "Int8Linear",

@@ -1,11 +1,22 @@
-"""Weights of few bits: models for decoding that take and read a fraction of the memory."""
+"""Weights of few bits: models for decoding that take and read a fraction of the memory; saved and
+loaded as transformers' quantized models are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import (
+    HfQuantizer,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fastweights.layers import Linear
 from fastweights.ops.quantized import (
@@ -18,8 +29,11 @@ from fastweights.ops.quantized import (
 
 BITS = (4, 8)
 """Of a weight that is rounded."""
+METHOD = "fastweights"
+"""What a configuration of such weights says of itself."""
 
 Model = TypeVar("Model", bound=nn.Module)
+WeightOf = Callable[[type[QuantizedWeight], Tensor], QuantizedWeight | None]
 
 
 class _Rounded(nn.Module):
@@ -44,12 +58,6 @@ class _Rounded(nn.Module):
             if (after := getattr(self, name)).dtype is not values.dtype:
                 setattr(self, name, values.to(after.device))
         return self
-
-    def _save_to_state_dict(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError(
-            "a quantized model is not saved: save the model before quantizing it, and quantize it"
-            " again when it is loaded"
-        )
 
 
 class QuantizedLinear(_Rounded):
@@ -76,11 +84,11 @@ class QuantizedLinear(_Rounded):
 
 
 class Int8Linear(QuantizedLinear):
-    """Of int8 with a scale per output: `Int8Weight`.
+    """Of int8 with a scale per output and 32 inputs: `Int8Weight`.
 
     Attributes:
         codes: ``[o i]``, int8
-        scale: ``[o]``, what they are multiplied by
+        scale: ``[o ⌈i/32⌉]``, float16, what they are multiplied by
     """
 
     kind = Int8Weight
@@ -103,7 +111,7 @@ class Int4Linear(QuantizedLinear):
 
 
 class Int8Embedding(_Rounded):
-    """An embedding of int8 with a scale per token, which a head may share.
+    """An embedding of int8 with a scale per token and 32 channels, which a head may share.
 
     Attributes:
         num_embeddings, embedding_dim: as torch names them
@@ -119,7 +127,7 @@ class Int8Embedding(_Rounded):
         """Round a layer's weight to the nearest, unless it is `stored` already."""
         super().__init__(stored or Int8Weight.of(layer.weight.detach()))
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
-        self.register_buffer("like", layer.weight.new_empty(0))
+        self.register_buffer("like", layer.weight.new_empty(0), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         return self.stored.rows(input, self.like.dtype)
@@ -128,14 +136,41 @@ class Int8Embedding(_Rounded):
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
+@register_quantization_config(METHOD)
+class FewBitsConfig(QuantizationConfigMixin):
+    """How weights are rounded, for transformers' ``from_pretrained(..., quantization_config=)``,
+    which then holds one weight in floats at a time; `quantize` says what is rounded.
+
+    Args:
+        bits: 4 or 8
+        modules_to_not_convert: Names of linear layers and embeddings that stay as they are.
+
+    Raises:
+        ValueError: for other `bits`
+    """
+
+    def __init__(
+        self, bits: int = 8, modules_to_not_convert: list[str] | None = None, **_: Any
+    ) -> None:
+        if bits not in BITS:
+            raise ValueError(f"weights of {bits} bits; they are of 8 or of 4")
+        self.quant_method: Any = METHOD
+        self.bits, self.modules_to_not_convert = bits, list(modules_to_not_convert or ())
+
+
 def quantize(model: Model, bits: int = 8) -> Model:
     """Round the weights of embeddings and linear layers, in place; for decoding, not for training.
 
-    Of 8 bits, every output of a layer has a scale, by which its largest weight is 127. Of 4 bits,
-    every 32 inputs of an output have a scale and an offset of their own; embeddings and the head,
-    which perplexity depends on most, and layers of other widths are of 8 bits. Convolutions, norms
-    and all else stay as they are, and so do layers of other classes than torch's or ours, such as
-    adapters.
+    Every 32 inputs of an output have a scale, by which the largest weight is 127 of 8 bits; of 4
+    bits they have a scale and an offset. Beside 4 bits, embeddings and the head, which perplexity
+    depends on most, and layers of other widths are of 8 bits. Convolutions, norms and all else stay
+    as they are, and so do layers of other classes than torch's or ours, such as adapters, and
+    weights beyond the range that float16, which scales are of, holds well: those whose largest is
+    below 1e-3 or above 8e6, or 3e4 of 4 bits. Codes of a GGUF file of Q8_0, Q4_0 or Q4_1 stay what
+    they are.
+
+    A model of transformers' classes is saved by ``save_pretrained`` with its codes, and loaded by
+    ``from_pretrained`` once fastweights is imported.
 
     Args:
         model: any; ours, a linearized one, transformers' own
@@ -145,45 +180,196 @@ def quantize(model: Model, bits: int = 8) -> Model:
         the model
 
     Raises:
-        ValueError: if it has no linear layer to quantize, for other `bits`, or for weights that
-            float16 does not hold, of 4 bits; the model is as it was then
+        ValueError: if it has no linear layer to quantize, or for other `bits`
     """
-    if bits not in BITS:
-        raise ValueError(f"quantize: weights of {bits} bits; they are of 8 or of 4")
-    layers = list(_layers(model))
-    if not any(isinstance(layer, nn.Linear) for *_, layer in layers):
+    return round_each(model, bits, _round)
+
+
+def _round(kind: type[QuantizedWeight], weight: Tensor) -> QuantizedWeight | None:
+    return kind.of(weight.detach()) if kind.holds(weight) else None
+
+
+def round_each(model: Model, bits: int, weight_of: WeightOf) -> Model:
+    """`quantize` with weights from elsewhere.
+
+    Args:
+        model: as `quantize` takes it
+        bits: 4 or 8
+        weight_of: what is stored of a kind for a parameter ``[o i]``; None: it stays
+
+    Returns:
+        the model
+    """
+    config = FewBitsConfig(bits)
+    layers = _layers(model)
+    if not any(isinstance(layer, nn.Linear) for *_, layer in layers.values()):
         raise ValueError(
             f"quantize: a {type(model).__name__} has no linear layer of torch's or ours;"
             " is it quantized already?"
         )
-    fine = _fine(model, layers) if bits == 4 else {id(layer.weight) for *_, layer in layers}
-    for weight in (layer.weight for *_, layer in layers if id(layer.weight) not in fine):
-        Int4Weight.ends(weight.detach().float().unflatten(1, (-1, GROUP)))
-    stored = dict[int, Any]()
-    for parent, name, layer in layers:
-        made: Any = Int8Linear if id(layer.weight) in fine else Int4Linear
-        made = Int8Embedding if isinstance(layer, nn.Embedding) else made
-        own = made(layer, stored.get(id(layer.weight)))
-        stored[id(layer.weight)] = own.stored
-        setattr(parent, name, own)
+    head, made = _head(model), dict[int, QuantizedWeight | None]()
+    for path, (parent, name, layer) in layers.items():
+        own, shared = _kind_of(layer, bits, head), id(layer.weight)
+        if shared not in made:
+            made[shared] = weight_of(own.kind, layer.weight)
+        if (stored := made[shared]) is None:
+            config.modules_to_not_convert.append(path)
+        else:
+            setattr(parent, name, own(layer, stored))
+    if isinstance(model, PreTrainedModel):
+        whole: Any = model
+        whole.config.quantization_config = config
+        whole.hf_quantizer = FewBitsQuantizer(config)
+        _tie_codes(model)
     return model
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """What is rounded: the module that it belongs to, its name there, and it."""
+def stored_bits(config: Any) -> int | None:
+    """Of a model's weights, where they are stored as `quantize` rounds them."""
+    found: Any = getattr(config, "quantization_config", None) or {}
+    found = found if isinstance(found, dict) else found.to_dict()
+    return found["bits"] if found.get("quant_method") == METHOD else None
+
+
+def _layers(model: nn.Module) -> dict[str, tuple[nn.Module, str, Any]]:
+    """What can be rounded, by its path: the module that it belongs to, its name there, and it."""
     kinds = (nn.Linear, Linear, nn.Embedding)
-    for parent in model.modules():
-        for name, layer in parent.named_children():
-            if type(layer) in kinds:
-                yield parent, name, layer
-
-
-def _fine(model: nn.Module, layers: Iterable[tuple[nn.Module, str, Any]]) -> set[int]:
-    """The weights that are of 8 bits where others are of 4."""
-    head_of: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head = head_of()
     return {
-        id(layer.weight)
-        for *_, layer in layers
-        if isinstance(layer, nn.Embedding) or layer is head or layer.in_features % GROUP
+        f"{path}.{name}".removeprefix("."): (parent, name, layer)
+        for path, parent in model.named_modules()
+        for name, layer in parent.named_children()
+        if type(layer) in kinds
     }
+
+
+def _head(model: Any) -> Any:
+    """The layer that makes logits; None if there is none."""
+    found: Any = getattr(model, "get_output_embeddings", lambda: None)
+    return found()
+
+
+def _kind_of(layer: Any, bits: int, head: Any) -> Any:
+    """What a layer becomes."""
+    if isinstance(layer, nn.Embedding):
+        return Int8Embedding
+    fine = bits == 8 or layer is head or layer.in_features % GROUP != 0
+    return Int8Linear if fine else Int4Linear
+
+
+def _tie_codes(model: Any) -> None:
+    """Have what shares a rounded weight share its codes, for whoever saves or loads the model."""
+    ties: MutableMapping[str, str] = model.all_tied_weights_keys
+    for target, source in list(ties.items()):
+        own, other = (name.removesuffix(".weight") for name in (target, source))
+        shared = model.get_submodule(other) if other != source else None
+        if isinstance(shared, _Rounded):
+            del ties[target]
+            fields = shared.kind._fields
+            ties.update({f"{own}.{field}": f"{other}.{field}" for field in fields})
+
+
+@register_quantizer(METHOD)
+class FewBitsQuantizer(HfQuantizer):
+    """What transformers asks when it loads or saves a model with weights of few bits."""
+
+    quantization_config: Any
+    requires_calibration = False
+
+    def __init__(self, quantization_config: FewBitsConfig, **named: Any) -> None:
+        super().__init__(quantization_config, **named)
+        self.tied: dict[str, str] = {}
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        self.layers, self.head = _layers(model), _head(model)
+        for path in self.quantization_config.modules_to_not_convert:
+            self.layers.pop(path, None)
+        self._untie(model)
+        if self.pre_quantized:
+            for path in self.layers.keys() - self.tied:
+                parent, name, layer = self.layers[path]
+                own = self.kind_of(layer)
+                setattr(parent, name, own(layer, own.kind.room(*layer.weight.shape)))
+
+    def _untie(self, model: Any) -> None:
+        """Keep away from transformers, which ties parameters, what shares a rounded weight."""
+        ties: MutableMapping[str, str] = model.all_tied_weights_keys
+        for target, source in list(ties.items()):
+            own, other = (name.removesuffix(".weight") for name in (target, source))
+            if own in self.layers and other in self.layers:
+                parent, name, _ = self.layers[own]
+                setattr(parent, name, nn.Identity())
+                self.tied[own] = other
+                del ties[target]
+
+    def kind_of(self, layer: Any) -> Any:
+        """What a layer becomes."""
+        return _kind_of(layer, self.quantization_config.bits, self.head)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        path = param_name.removesuffix(".weight")
+        return not self.pre_quantized and path != param_name and path in self.layers
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return _RoundOnLoad(self)
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        for target, source in self.tied.items():
+            (parent, name, layer), shared = self.layers[target], model.get_submodule(source)
+            if isinstance(shared, _Rounded):
+                layer = self.kind_of(layer)(layer, shared.stored)
+            else:
+                layer.weight = shared.weight
+                self.quantization_config.modules_to_not_convert.append(target)
+            setattr(parent, name, layer)
+            model.all_tied_weights_keys[f"{target}.weight"] = f"{source}.weight"
+        _tie_codes(model)
+        self.layers, self.head, self.tied = {}, None, {}
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its tensors, of those that are shared one."""
+        state = model.state_dict()
+        for name in getattr(model, "all_tied_weights_keys", ()):
+            state.pop(name, None)
+        return state, {}
+
+    def is_serializable(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+class _RoundOnLoad(ConversionOps):
+    """Round a weight as soon as it is loaded, and put it where its layer was."""
+
+    def __init__(self, quantizer: FewBitsQuantizer) -> None:
+        self.quantizer = quantizer
+
+    @torch.no_grad()
+    def convert(
+        self,
+        input_dict: Mapping[str, Any],
+        *_: Any,
+        model: Any,
+        full_layer_name: str,
+        missing_keys: set[str],
+        **__: Any,
+    ) -> dict[str, Any]:
+        (weight,) = input_dict.values()
+        weight = weight[0] if isinstance(weight, list) else weight
+        path = full_layer_name.removesuffix(".weight")
+        parent, name, layer = self.quantizer.layers[path]
+        own = self.quantizer.kind_of(layer)
+        if weight.shape != layer.weight.shape:
+            return {full_layer_name: weight}  # transformers says what is wrong
+        if not own.kind.holds(weight):
+            self.quantizer.quantization_config.modules_to_not_convert.append(path)
+            return {full_layer_name: weight.to(layer.weight.dtype)}
+        rounded = own(layer, own.kind.of(weight))
+        for values in rounded.buffers():
+            values._is_hf_initialized = True
+        setattr(parent, name, rounded)
+        missing_keys.discard(full_layer_name)
+        return {}

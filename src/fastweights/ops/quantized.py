@@ -1,4 +1,7 @@
-"""The product of tokens with a weight of few bits: in C where there are few rows, else by torch."""
+"""The product of tokens with a weight of few bits: in C where there are few rows, else by torch.
+
+Tokens are rounded to int16 in the groups of the weight, so that sums within one are of integers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.table import Kernel, select
@@ -17,13 +21,16 @@ OUTPUTS_AT_ONCE = 256
 LARGEST = 127
 """Of an int8, on both sides of 0."""
 GROUP = 32
-"""Inputs of an output that share a scale and an offset in four bits."""
+"""Inputs of an output that share a scale."""
+LEAST = 1e-3
+"""Of the largest number of a weight: scales of less are too coarse in float16."""
 MOST_CODES = 15
 """The largest number of four bits."""
 NEAR = 1e-3
 """Of a step: closer numbers are the same."""
 TRIED = 16
 """Groups that are tried first: whether numbers are on steps is so of all of a weight or of none."""
+_MOST_SCALE = torch.finfo(torch.float16).max
 MOST_ROUNDED = 32767
 """Of an int16, on both sides of 0."""
 ROUNDED = 18
@@ -32,30 +39,12 @@ GROUPS_AT_ONCE = 8
 """For a multiple of which there is room."""
 
 
-class CallPlace(NamedTuple):
-    """How C makes a product, and where.
-
-    Attributes:
-        rows: of tokens
-        threads: at most so many
-        y: ``[… o]``
-        rounded: room for the tokens, rounded
-        following: products behind this one, of the same tokens
-    """
-
-    rows: int
-    threads: int
-    y: Tensor
-    rounded: Tensor
-    following: int
-
-
 class Int8Weight(NamedTuple):
-    """W = scale ⊙ codes.
+    """W = scale ⊙ codes, with a scale per output and group of 32 inputs; so GGUF's Q8_0 is.
 
     Attributes:
         codes: ``[o i]``, int8
-        scale: ``[o]``, float32
+        scale: ``[o ⌈i/32⌉]``, float16
     """
 
     codes: Tensor
@@ -63,13 +52,25 @@ class Int8Weight(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor) -> Int8Weight:
-        """``[o i]`` rounded to the nearest multiple of a scale, by which an output's largest is
-        127.
+        """``[o i]`` rounded to the nearest multiple of a scale, by which a group's largest is 127;
+        those that are multiples already, as of GGUF's 8 bits, stay.
         """
-        weight = weight.float()  # in bfloat16, 127 times a scale may be 128
-        scale = weight.abs().amax(dim=1) / LARGEST
-        scale = scale.where(scale > 0, torch.ones_like(scale))
-        return cls((weight / scale[:, None]).round().to(torch.int8), scale)
+        inputs, groups = weight.shape[1], _in_groups(weight.float())
+        scale = (groups.abs().amax(-1) / LARGEST).half()
+        codes = (groups / _divisor(scale)).round_().clamp_(-LARGEST, LARGEST)
+        return cls(codes.to(torch.int8).flatten(1)[:, :inputs].contiguous(), scale)
+
+    @classmethod
+    def room(cls, outputs: int, inputs: int) -> Int8Weight:
+        """For a weight that is loaded, on the meta device."""
+        codes = torch.empty(outputs, inputs, dtype=torch.int8, device="meta")
+        return cls(codes, codes.new_empty(outputs, -(-inputs // GROUP), dtype=torch.float16))
+
+    @classmethod
+    def holds(cls, weight: Tensor) -> bool:
+        """Whether scales of float16 reach its numbers and are precise enough for the largest."""
+        largest = weight.abs().amax()
+        return bool((largest == 0) | (largest >= LEAST) & (largest <= LARGEST * _MOST_SCALE))
 
     @property
     def inputs(self) -> int:
@@ -77,34 +78,23 @@ class Int8Weight(NamedTuple):
 
     def rows(self, chosen: Any, dtype: torch.dtype) -> Tensor:
         """The weights of some outputs, ``[… i]``."""
-        return (self.codes[chosen] * self.scale[chosen][..., None]).to(dtype)
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """x Wᵀ with the codes as floats, some outputs after the other."""
-        parts = [multiply(x, part.to(x.dtype)) for part in self.codes.split(OUTPUTS_AT_ONCE)]
-        return (torch.cat(parts, dim=-1) * self.scale).to(x.dtype)
-
-    def call(self, product: QuantizedProduct, at: CallPlace) -> Any:
-        """What C is given of a product with it."""
-        codes, scale = self
-        sizes = at.rows, self.inputs, len(codes), at.threads
-        given = product.x, codes, scale, product.bias, at.y
-        return abi.QuantizedProductCall(*sizes, *given, at.following)
+        groups = _in_groups(self.codes[chosen].float()) * self.scale[chosen].float()[..., None]
+        return groups.flatten(-2)[..., : self.inputs].to(dtype)
 
     @property
     def function(self) -> str:
         """Of C, which multiplies."""
-        return "fw_quantized_product"
+        return "fw_int8_product"
 
     def refuses(self) -> str | None:
         """Why C does not multiply."""
         strange = library.refuse_strangers(self.codes, dtypes=(torch.int8,))
-        return strange or library.refuse_tensors(self.scale)
+        return strange or library.refuse_strangers(self.scale, dtypes=(torch.float16,))
 
 
 class Int4Weight(NamedTuple):
     """W = scale ⊙ codes + offset, of numbers of four bits in groups of 32 inputs; so GGUF's Q4_0
-    and Q4_1 are. What it multiplies is rounded to int16 in such groups, so that sums are integers.
+    and Q4_1 are.
 
     Attributes:
         codes: ``[o i/2]``, uint8: of 16 bytes, the lower halves are the first 16 inputs of a group
@@ -118,35 +108,32 @@ class Int4Weight(NamedTuple):
     offset: Tensor
 
     @classmethod
-    def ends(cls, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest ``[o i/32]`` of each group ``[o i/32 32]``.
-
-        Raises:
-            ValueError: as `of`
-        """
-        least, largest = groups.aminmax(dim=-1)
-        if not (largest - least).half().isfinite().all() or not least.half().isfinite().all():
-            raise ValueError(
-                f"weights from {least.min():.3g} to {largest.max():.3g} are beyond float16, which"
-                " scales of 4 bits are; round them to 8 bits"
-            )
-        return least, largest
-
-    @classmethod
     def of(cls, weight: Tensor) -> Int4Weight:
         """``[o i]``, i a multiple of 32, rounded to the nearest of 16 numbers between a group's
         least and largest; those that are multiples of a step already, as of GGUF's 4 bits, stay.
-
-        Raises:
-            ValueError: for weights that float16 does not hold
         """
-        groups = weight.float().unflatten(1, (-1, GROUP))
-        least, largest = cls.ends(groups)
+        groups = _in_groups(weight.float())
+        least, largest = groups.aminmax(dim=-1)
         scale, offset = ((largest - least) / _steps(groups)).half(), least.half()
-        divisor = scale.float().where(scale > 0, torch.ones_like(scale, dtype=torch.float32))
-        codes = (groups - offset.float()[..., None]).div_(divisor[..., None])
+        codes = (groups - offset.float()[..., None]).div_(_divisor(scale))
         low, high = codes.round_().clamp_(0, MOST_CODES).to(torch.uint8).chunk(2, dim=-1)
         return cls((low | high << 4).flatten(1), scale, offset)
+
+    @classmethod
+    def room(cls, outputs: int, inputs: int) -> Int4Weight:
+        """For a weight that is loaded, on the meta device."""
+        codes = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device="meta")
+        scale = codes.new_empty(outputs, inputs // GROUP, dtype=torch.float16)
+        return cls(codes, scale, scale.clone())
+
+    @classmethod
+    def holds(cls, weight: Tensor) -> bool:
+        """Whether scales and offsets of float16 reach its numbers and are precise enough, and
+        groups are filled.
+        """
+        largest = weight.abs().amax()
+        fits = (largest == 0) | (largest >= LEAST) & (2 * largest <= _MOST_SCALE)
+        return weight.shape[1] % GROUP == 0 and bool(fits)
 
     @property
     def inputs(self) -> int:
@@ -159,19 +146,6 @@ class Int4Weight(NamedTuple):
         scale, offset = (part[chosen].float()[..., None] for part in (self.scale, self.offset))
         return (codes * scale + offset).flatten(-2).to(dtype)
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """x Wᵀ with the weights as floats, some outputs after the other."""
-        x, starts = round_in_groups(x), range(0, len(self.codes), OUTPUTS_AT_ONCE)
-        spans = (slice(start, start + OUTPUTS_AT_ONCE) for start in starts)
-        return torch.cat([multiply(x, self.rows(span, x.dtype)) for span in spans], dim=-1)
-
-    def call(self, product: QuantizedProduct, at: CallPlace) -> Any:
-        """What C is given of a product with it."""
-        codes, scale, offset = self
-        sizes = at.rows, self.inputs, len(codes), at.threads
-        given = product.x, codes, scale, offset, product.bias, at.y, at.rounded
-        return abi.Int4ProductCall(*sizes, *given, at.following)
-
     @property
     def function(self) -> str:
         """Of C, which multiplies."""
@@ -181,6 +155,19 @@ class Int4Weight(NamedTuple):
         """Why C does not multiply."""
         strange = library.refuse_strangers(self.codes, dtypes=(torch.uint8,))
         return strange or library.refuse_strangers(self.scale, self.offset, dtypes=(torch.float16,))
+
+
+QuantizedWeight = Int8Weight | Int4Weight
+
+
+def _in_groups(values: Tensor) -> Tensor:
+    """``[… i]`` as ``[… ⌈i/32⌉ 32]``, the last filled with zeros."""
+    return F.pad(values, (0, -values.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    """``[… 1]``, by which what has this scale is divided; 1 where all of it is 0."""
+    return scale.float().where(scale > 0, torch.ones_like(scale, dtype=torch.float32))[..., None]
 
 
 def _steps(groups: Tensor) -> Tensor:
@@ -207,17 +194,14 @@ def _steps_there(groups: Tensor) -> Tensor:
     return found
 
 
-QuantizedWeight = Int8Weight | Int4Weight
-
-
 def round_in_groups(x: Tensor) -> Tensor:
     """``[… i]`` rounded to the nearest multiple of a scale per 32 inputs, by which the largest is
     32767; gradients pass as if it were not.
     """
-    groups = x.detach().float().unflatten(-1, (-1, GROUP))
-    scale = groups.abs().amax(-1, keepdim=True) / MOST_ROUNDED
-    codes = (groups / scale.where(scale > 0, torch.ones_like(scale))).round()
-    rounded = (codes * scale).flatten(-2).to(x.dtype)
+    groups = _in_groups(x.detach().float())
+    scale = groups.abs().amax(-1) / MOST_ROUNDED
+    codes = (groups / _divisor(scale)).round()
+    rounded = (codes * scale[..., None]).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
     return x + (rounded - x).detach() if x.requires_grad else rounded
 
 
@@ -272,22 +256,24 @@ def prepare_quantized_rows(
 def _call(products: Sequence[QuantizedProduct], to: Sequence[Tensor]) -> tuple[Any, ...]:
     """The function of C that multiplies, and what it is given."""
     x, weights = products[0].x.contiguous(), [product.weight for product in products]
-    inputs, behind = weights[0].inputs, len(products)
-    rows, outputs = x.numel() // inputs, sum(len(weight.codes) for weight in weights)
-    threads = library.threads(inputs * outputs // 2)
-    groups = -(-inputs // (GROUP * GROUPS_AT_ONCE)) * GROUPS_AT_ONCE
+    inputs, outputs = weights[0].inputs, [len(weight.codes) for weight in weights]
+    rows, groups = x.numel() // inputs, -(-inputs // (GROUP * GROUPS_AT_ONCE)) * GROUPS_AT_ONCE
+    threads = library.threads(inputs * sum(outputs) // 2)
     rounded, given = torch.zeros(rows, groups, ROUNDED), []
-    for product, y in zip(products, to, strict=True):
-        behind -= 1
-        at = CallPlace(rows, threads, y, rounded, behind)
-        given.append(product.weight.call(product._replace(x=x), at))
+    for behind, product, y in zip(reversed(range(len(to))), products, to, strict=True):
+        weight, sizes = product.weight, (rows, inputs, len(product.weight.codes), threads)
+        stored = weight.codes, weight.scale, getattr(weight, "offset", None)
+        given.append(abi.QuantizedProductCall(*sizes, x, *stored, product.bias, y, rounded, behind))
     return weights[0].function, *given
 
 
 def _multiply_floats(product: QuantizedProduct) -> Tensor:
-    """With the weight as floats."""
-    y = product.weight.multiply(product.x)
-    return y if product.bias is None else y + product.bias.to(y.dtype)
+    """With the weight as floats, some outputs after the other."""
+    x, weight, bias = round_in_groups(product.x), product.weight, product.bias
+    starts = range(0, len(weight.codes), OUTPUTS_AT_ONCE)
+    spans = (slice(start, start + OUTPUTS_AT_ONCE) for start in starts)
+    y = torch.cat([multiply(x, weight.rows(span, x.dtype)) for span in spans], dim=-1)
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 def _refuses_rows(product: QuantizedProduct) -> str | None:

@@ -104,7 +104,7 @@ class ImportVerb(Verb, DtypeOptions):
         out: Folder to write to, which must not exist yet.
     """
 
-    run = Deferred("import_", "import_model_folder")
+    run = Deferred("folders", "import_model_folder")
     model: Annotated[ModelName, PLACE]
     out: Place
 
@@ -128,6 +128,20 @@ class ExportVerb(Verb):
     out: Annotated[Place, PLACE]
     family: Annotated[str | None, WRITTEN, "FAMILY"] = None
     domain: Annotated[str | None, names_in("engines.onnx.domains:DOMAINS")] = None
+
+
+class QuantizeVerb(Verb, RoundedOptions, PluginsOptions):
+    """Write a model with weights of 8 or 4 bits, which takes that much less memory to load, too;
+    every verb that decodes reads it, and so does transformers once fastweights is imported.
+
+    Attributes:
+        model: The model: $MODEL_SOURCE.
+        out: Folder to write to, which must not exist yet.
+    """
+
+    run = Deferred("folders", "quantize_model_folder")
+    model: Annotated[ModelName, PLACE]
+    out: Annotated[Place, PLACE]
 
 
 class PatchVerb(Verb):

@@ -14,7 +14,12 @@ import torch
 from rich.console import Console
 
 from fastweights.cli.chat_session import ChatSession, Message
-from fastweights.cli.load import load_model, require_tokenizer, rounded_bits
+from fastweights.cli.load import (
+    load_model,
+    require_tokenizer,
+    rounded_bits,
+    rounded_source,
+)
 from fastweights.cli.verbs.generate import note
 from fastweights.errors import CheckpointError, DataError
 from fastweights.generate import Sampler
@@ -54,15 +59,15 @@ class Talk:
 
     def __init__(self, chosen: Namespace) -> None:
         self.chosen, self.saved = chosen, 0
-        if not require_tokenizer(chosen.checkpoint).chat_template:
+        bits = rounded_bits(chosen)
+        self.source = rounded_source(chosen.checkpoint, bits)
+        if not require_tokenizer(self.source).chat_template:
             raise ValueError(
                 f"the tokenizer of {chosen.checkpoint} has no chat template, which says where"
                 " answers begin and end; continue texts by `fastweights generate`, or train the"
                 " model on chats with --template FILE"
             )
-        model, tokenizer = load_model(
-            chosen.checkpoint, chosen.device.torch(), bits=rounded_bits(chosen)
-        )
+        model, tokenizer = load_model(self.source, chosen.device.torch(), bits=bits)
         generator = torch.Generator(model.device).manual_seed(chosen.seed)
         sampler = Sampler(chosen.temperature, chosen.top_k, generator=generator)
         told: list[Message] = [{"role": "system", "content": chosen.system}]
@@ -74,7 +79,7 @@ class Talk:
     def _model_id(self) -> str:
         bits = rounded_bits(self.chosen)
         rounded = f" int{bits}" if bits else ""
-        return fingerprint(model_source(self.chosen.checkpoint)) + rounded
+        return fingerprint(model_source(self.source)) + rounded
 
     def run(self) -> int:
         """Answer lines until there are no more; the exit status."""

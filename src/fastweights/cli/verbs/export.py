@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fastweights.cli.load import load_as_own, load_config, load_weights
+from fastweights.cli.load import load_as_own, load_config, load_weights, require_floats
 from fastweights.cli.progress import reporter
 from fastweights.engines.aoti import require_compiler, write_package
 from fastweights.engines.exported.linearized import require_graph
@@ -75,6 +75,7 @@ def _require_fitting(chosen: Namespace) -> None:
 
 def _require_exported(chosen: Namespace, config: Any) -> None:
     """Raise for a model that is not exported, before its weights are read."""
+    require_floats(chosen.checkpoint, config)
     if chosen.out.suffix in FILES:
         if _is_linearized(config):
             require_graph(config)

@@ -60,7 +60,8 @@ def _load_any(
 @cache
 def _rounding(bits: int) -> Callable[..., Any]:
     def load(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        return quantize(theirs(*arguments, **named), bits)
+        model = theirs(*arguments, **named)
+        return model if getattr(model, "is_quantized", False) else quantize(model, bits)
 
     return load
 

@@ -281,24 +281,9 @@ class ProductCall(NamedTuple):
 
 
 class QuantizedProductCall(NamedTuple):
-    """``QuantizedProductCall`` of quantized.h: a few rows times a weight of bytes, and how many
-    such lie behind it.
+    """``QuantizedProduct`` of quantized.h: a few rows times a weight of bytes, or of half bytes,
+    and how many such lie behind it.
     """
-
-    rows: int
-    inputs: int
-    outputs: int
-    threads: int
-    x: Pointer
-    weight: Pointer
-    scale: Pointer
-    bias: Pointer
-    y: Pointer
-    following: int = 0
-
-
-class Int4ProductCall(NamedTuple):
-    """``Int4ProductCall`` of quantized.h: the same of a weight of half bytes."""
 
     rows: int
     inputs: int
@@ -349,7 +334,6 @@ STRUCTURES: tuple[type, ...] = (
     Replay,
     ProductCall,
     QuantizedProductCall,
-    Int4ProductCall,
     BonusStep,
 )
 

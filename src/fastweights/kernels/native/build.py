@@ -32,7 +32,6 @@ KERNELS = (  # those that take the compiler longest begin
     "pointwise.c",
     "product.c",
     "quantized.c",
-    "int4.c",
     "bonus.c",
     "replay.c",
 )

@@ -14,27 +14,27 @@
 #include "windowed.h"
 
 /* Every kernel, and the structure that it reads */
-#define KERNELS(X)                            \
-    X(fw_forward, Forward)                    \
-    X(fw_backward, Backward)                  \
-    X(fw_scan_forward, Forward)               \
-    X(fw_scan_backward, Backward)             \
-    X(fw_complex_forward, Forward)            \
-    X(fw_complex_backward, Backward)          \
-    X(fw_mesa, MesaProblem)                   \
-    X(fw_window_step, WindowProblem)          \
-    X(fw_window_prefill, WindowProblem)       \
-    X(fw_attend, TokenAttention)              \
-    X(fw_convolve, Convolution)               \
-    X(fw_convolve_back, Convolution)          \
-    X(fw_norm, Norm)                          \
-    X(fw_norm_back, Norm)                     \
-    X(fw_rotate, Rotation)                    \
-    X(fw_pointwise, Pointwise)                \
-    X(fw_product, Product)                    \
-    X(fw_quantized_product, QuantizedProduct) \
-    X(fw_int4_product, Int4Product)           \
-    X(fw_bonus_step, BonusStep)               \
+#define KERNELS(X)                       \
+    X(fw_forward, Forward)               \
+    X(fw_backward, Backward)             \
+    X(fw_scan_forward, Forward)          \
+    X(fw_scan_backward, Backward)        \
+    X(fw_complex_forward, Forward)       \
+    X(fw_complex_backward, Backward)     \
+    X(fw_mesa, MesaProblem)              \
+    X(fw_window_step, WindowProblem)     \
+    X(fw_window_prefill, WindowProblem)  \
+    X(fw_attend, TokenAttention)         \
+    X(fw_convolve, Convolution)          \
+    X(fw_convolve_back, Convolution)     \
+    X(fw_norm, Norm)                     \
+    X(fw_norm_back, Norm)                \
+    X(fw_rotate, Rotation)               \
+    X(fw_pointwise, Pointwise)           \
+    X(fw_product, Product)               \
+    X(fw_int8_product, QuantizedProduct) \
+    X(fw_int4_product, QuantizedProduct) \
+    X(fw_bonus_step, BonusStep)          \
     X(fw_replay, Replay)
 
 #if defined(__x86_64__)

@@ -19,6 +19,7 @@ from fastweights.linearize.convert.attention_layers import (
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.model_classes import convert_model
 from fastweights.linearize.convert.transformers_seams import implementation_of
+from fastweights.models.quantize import stored_bits
 from fastweights.render.units import in_ranges, layers_by_reason
 
 
@@ -74,6 +75,10 @@ def require_softmax(config: PretrainedConfig, name: str) -> None:
             "its layers are this library's mixers, and not the softmax attention of transformers",
             "take a softmax model of transformers, which `fastweights export` writes of one that"
             " was imported",
+        )
+    if (bits := stored_bits(config)) is not None:
+        raise CannotLinearize(
+            name, f"its weights are of {bits} bits", "name the model that it was made from"
         )
     if config.is_encoder_decoder:
         raise CannotLinearize(
