@@ -65,7 +65,8 @@ def compare(
 
 
 def almost(found: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    """But for what rounds to the other side of 2⁻¹⁵ of a group's largest."""
+    return torch.allclose(found, expected, rtol=5e-4, atol=5e-4)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
+from operator import is_
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.kernels.growing import append, drop_oldest
+from fastweights.kernels.growing import CachePart, append, drop_oldest, extend
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.table import Kernel
@@ -20,6 +22,11 @@ from fastweights.recurrence.timeline import FORGOTTEN
 
 SPAN = "fw_attended_tokens"
 """The number of tokens that a task reads, by its name in C."""
+
+_LENGTH_AT, _THREADS_AT = (
+    8 * abi.TokenAttentionCall._fields.index(name) for name in ("s", "threads")
+)
+"""Where C reads them: behind other whole numbers."""
 
 SMALLEST_BLOCK = 64
 """Queries per block, unless the window is wider."""
@@ -108,16 +115,74 @@ def attend_to_cache(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None
     Returns:
         ``[b g r v]``
     """
-    (b, g, r, width), (s, values_width) = q.shape, values.shape[2:]
-    spans = -(-s // library.read_constant(SPAN))
-    o, parts = q.new_empty(b, g, r, values_width), q.new_empty(b, g * r, spans, values_width + 2)
-    sizes = b, g * r, g, s, width, values_width, library.threads(keys.numel() + values.numel())
-    read, left = (x.view(b, 1, g * r, -1) for x in (q.contiguous(), o))
-    cache = keys.transpose(1, 2), values.transpose(1, 2)
+    (b, g, r, _), (s, width) = q.shape, values.shape[2:]
+    o, parts = q.new_empty(b, g, r, width), _parts(b * g * r, s, width)
     keep = None if seen is None else seen.reshape(b, s).to(torch.uint8)
-    problem = abi.TokenAttentionCall(*sizes, width**-0.5, read, *cache, left, keep, parts)
-    library.call("fw_attend", problem)
+    problem = _problem(q.contiguous(), keys, values, o, parts)
+    library.call("fw_attend", problem._replace(keep=keep))
     return o
+
+
+def _parts(queries: int, s: int, width: int) -> Tensor:
+    """Room for the sums of spans of s tokens."""
+    return torch.empty(queries, -(-s // library.read_constant(SPAN)), width + 2)
+
+
+def _problem(
+    q: Tensor, keys: Tensor, values: Tensor, o: Tensor, parts: Tensor
+) -> abi.TokenAttentionCall:
+    """What C is given: of q and o ``[b g r ·]``, keys and values ``[b g s ·]``."""
+    (b, g, r, width), (s, values_width) = q.shape, values.shape[2:]
+    sizes = b, g * r, g, s, width, values_width, _threads(keys, values)
+    read, left = (x.view(b, 1, g * r, -1) for x in (q, o))
+    cache = keys.transpose(1, 2), values.transpose(1, 2)
+    return abi.TokenAttentionCall(*sizes, width**-0.5, read, *cache, left, None, None, None, parts)
+
+
+def _threads(keys: Tensor, values: Tensor) -> int:
+    return library.threads(keys.numel() + values.numel())
+
+
+class CacheReader:
+    """Reads one token of softmax attention after the other, by a call that is packed once for the
+    room in which keys and values lie.
+
+    Args:
+        q: ``[b g r k]``, where the token's queries will be
+        key: ``[b g 1 k]``, where its keys will be
+        value: ``[b g 1 v]``, where its values will be
+        o: ``[b g r v]``, where what it reads belongs
+    """
+
+    def __init__(self, q: Tensor, key: Tensor, value: Tensor, o: Tensor) -> None:
+        self._q, self._key, self._value, self._o = q, key, value, o
+        self._rooms: tuple[Tensor, ...] = ()
+        self._begins: tuple[int, ...] = ()
+
+    def read(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """`attend_to_cache` of caches with the token behind them, which are returned."""
+        longer = extend(keys, 1), extend(values, 1)
+        after = longer[0].view(), longer[1].view()
+        if not self._lie_there(*longer):
+            self._pack(longer, after)
+        struct.pack_into("q", self._call.memory, _LENGTH_AT, after[0].shape[2])
+        struct.pack_into("q", self._call.memory, _THREADS_AT, _threads(*after))
+        self._call()
+        return after
+
+    def _lie_there(self, *parts: CachePart) -> bool:
+        """Whether the call is packed for these rooms."""
+        rooms = all(map(is_, self._rooms, (part.room.whole for part in parts)))
+        return bool(self._rooms) and rooms and self._begins == tuple(part.begin for part in parts)
+
+    def _pack(self, lying: tuple[CachePart, CachePart], after: tuple[Tensor, Tensor]) -> None:
+        (b, g, r, _), (keys, values) = self._q.shape, after
+        rooms = tuple(part.room.whole for part in lying)
+        parts = _parts(b * g * r, max(room.shape[2] for room in rooms), self._o.shape[-1])
+        problem = _problem(self._q, keys, values, self._o, parts)
+        problem = problem._replace(key=self._key, value=self._value)
+        self._call = library.PreparedCall("fw_attend", problem, kept=rooms)
+        self._rooms, self._begins = rooms, tuple(part.begin for part in lying)
 
 
 def attend_token(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:

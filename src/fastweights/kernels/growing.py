@@ -46,7 +46,7 @@ class Room:
         return torch.is_inference_mode_enabled() or not self.whole.is_inference()
 
 
-class _CachePart(NamedTuple):
+class CachePart(NamedTuple):
     """The part of a room that a cache is."""
 
     room: Room
@@ -54,6 +54,7 @@ class _CachePart(NamedTuple):
     end: int
 
     def view(self) -> Tensor:
+        """The cache ``[b g s ·]``."""
         seen = self.room.whole[:, :, self.begin : self.end]
         _PLACES[seen] = self
         return seen
@@ -67,22 +68,30 @@ def append(cache: Tensor, new: Tensor) -> Tensor:
     """The cache ``[b g s ·]`` with new tokens ``[b g t ·]`` of its dtype behind it, without a
     gradient.
     """
-    place, count = _PLACES.get(cache), new.shape[2]
+    count = new.shape[2]
+    longer = extend(cache, count)
+    # `data`: a graph that keeps what was there before need not mind
+    longer.room.whole.data[:, :, longer.end - count : longer.end] = new
+    return longer.view()
+
+
+def extend(cache: Tensor, count: int) -> CachePart:
+    """Where the cache ``[b g s ·]`` is with so many tokens behind it, which are yet to be
+    written.
+    """
+    place = _PLACES.get(cache)
     if place is None or not place.room.writable or not place.room.take(place.end, count):
         place = _place_with_room(cache, count)
-    room, begin, end = place
-    # `data`: a graph that keeps what was there before need not mind
-    room.whole.data[:, :, end : end + count] = new
-    return _CachePart(room, begin, end + count).view()
+    return place._replace(end=place.end + count)
 
 
-def _place_with_room(cache: Tensor, count: int) -> _CachePart:
+def _place_with_room(cache: Tensor, count: int) -> CachePart:
     """A copy of the cache, behind which so many tokens are taken."""
     b, g, s, width = cache.shape
     room = max(LEAST_ROOM, s // SHARE)
     whole = cache.new_empty(b, g, s + count + room, width)
     whole[:, :, :s] = cache
-    return _CachePart(Room(whole, s + count), 0, s)
+    return CachePart(Room(whole, s + count), 0, s)
 
 
 def drop_oldest(cache: Tensor, count: int) -> Tensor:

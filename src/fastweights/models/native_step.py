@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from fastweights.kernels.attention import attend_to_cache, attend_token_natively
+from fastweights.kernels.attention import (
+    CacheReader,
+    attend_to_cache,
+    attend_token_natively,
+)
 from fastweights.kernels.growing import append
 from fastweights.kernels.native import library
 from fastweights.kernels.native.abi import PointwiseCall, PointwiseKind
@@ -35,6 +39,7 @@ from fastweights.models.token_reader import NoStepError, register_step
 from fastweights.ops.normalization import RMSNorm, prepare_norm
 from fastweights.ops.product import MOST_ROWS, Product, prepare_rows, refuses_here
 from fastweights.ops.quantized import QuantizedProduct, prepare_quantized_rows
+from fastweights.ops.rotation import Rotation, prepare_rotation
 from fastweights.recurrence import Softmax
 from fastweights.recurrence.timeline import FORGOTTEN
 
@@ -269,8 +274,17 @@ class SoftmaxStep(NativeStep):
         super().__init__(model, sequences)
         self._states: Any = None
         self._sequence_of: dict[tuple[int, ...], Tensor] = {}
-        self._turning = [block.mixer.rope for block in self._blocks]
-        self._ropes = {rope for rope in self._turning if rope.rotary_width}
+        ropes: list[Rope] = [block.mixer.rope for block in self._blocks]
+        self._turns = {rope: self._room_of(rope) for rope in ropes if rope.rotary_width}
+        self._attentions = [
+            SoftmaxToken(layer, rope, self._turns.get(rope) if self.rounds else None)
+            for layer, rope in zip(self._layers, ropes, strict=True)
+        ]
+
+    def _room_of(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Where cosines and sines of all sequences will be, at one place."""
+        cosines, sines = torch.empty(2, 1, 1, 1, rope.rotary_width)
+        return cosines, sines
 
     def parts(self) -> Iterator[LayerModules]:
         for block in self._blocks:
@@ -310,29 +324,38 @@ class SoftmaxStep(NativeStep):
         position, age = states[0].position, states[0].memory[2]
         embedded = trunk._embeddings(token[:, None], None)
         x.copy_(trunk._scale_and_position(embedded, position, None, None))
-        position, following = position + 1, F.pad(age + 1, (0, 1), value=1)
+        following = F.pad(age + 1, (0, 1), value=1)
         there = following < FORGOTTEN
         seen = None if bool(there.all()) else there[:, None, None]
-        places = states[0].position
-        places = (places[:1] if bool((places == places[0]).all()) else places)[:, None]
-        turns = {rope: rope.turns(places, x[: len(places)]) for rope in self._ropes}
-        after = []
-        for layer, rope, state in zip(self._layers, self._turning, states, strict=True):
+        turns, ahead, after = self._turn_to(position), position + 1, []
+        for layer, attention, state in zip(self._layers, self._attentions, states, strict=True):
             self.project(layer)
-            own = None if rope not in turns else self._spread(layer, turns[rope])
-            keys, values, o = _attend(layer, state.memory, rope, own, seen)
-            layer.read.view(o.shape).copy_(o)
+            own = None if turns is None else self._spread(layer, turns.get(attention.rope))
+            keys, values = attention.read(state.memory, own, seen)
             self.finish(layer)
-            after.append(MixerState((keys, values, following), {}, position))
+            after.append(MixerState((keys, values, following), {}, ahead))
         cache.advance(after, 1)
         self._states = cache.states
         return self.model.logits(trunk.norm(x))[:, -1]
 
-    def _spread(self, layer: LayerCalls, turns: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _turn_to(self, position: Tensor) -> dict[Rope, tuple[Tensor, Tensor]] | None:
+        """What streams turn by at these places ``[b]``; None where it lies where C reads it."""
+        alike = bool((position == position[0]).all())
+        places = (position[:1] if alike else position)[:, None]
+        turns = {rope: rope.turns(places, self._x[: len(places)]) for rope in self._turns}
+        if not (alike and all(attention.turns_natively for attention in self._attentions)):
+            return turns
+        for rope, room in self._turns.items():
+            for place, own in zip(room, turns[rope], strict=True):
+                place.copy_(own)
+            room[1][..., : rope.rotary_width // 2].neg_()
+        return None
+
+    def _spread(self, layer: LayerCalls, turns: Sequence[Tensor] | None) -> Any:
         """What each sequence's streams turn by ``[b 1 1 ·]``, as `turning` has them: ``[1 1 b(h+g)
         ·]``, or as they are of sequences at one place."""
-        if len(turns[0]) == 1:
-            return tuple(turns)
+        if turns is None or len(turns[0]) == 1:
+            return turns
         rows = self._rows_of(layer.heads, layer.value.shape[1])
         return tuple(turn[rows].transpose(0, 2) for turn in turns)
 
@@ -344,19 +367,56 @@ class SoftmaxStep(NativeStep):
         return self._sequence_of[heads]
 
 
+class SoftmaxToken:
+    """What turns the queries and keys of a layer, and reads its cache.
+
+    Args:
+        layer: Of a step.
+        rope: Its rotary positions.
+        turns: Where the cosines and sines will be of all sequences at one place, if C turns by
+            them, which rounds otherwise than `rope` does.
+
+    Attributes:
+        turns_natively: Whether C turns where it is told nothing else.
+    """
+
+    def __init__(self, layer: LayerCalls, rope: Rope, turns: tuple[Tensor, Tensor] | None) -> None:
+        self._layer, self.rope = layer, rope
+        self._turned = torch.empty_like(layer.turning) if rope.rotary_width else layer.turning
+        q, key = layer.divide(self._turned)
+        g, b = key.shape[2], len(key)
+        self._q = q.view(b, g, -1, q.shape[-1])
+        self._key = key.view(b, g, 1, -1)
+        o = layer.read.view(*self._q.shape[:3], -1)
+        self._reader = CacheReader(self._q, self._key, layer.value, o)
+        self._turn: Call | None = None
+        if turns is not None and rope.rotary_width == rope.width:
+            self._turn = prepare_rotation(Rotation(layer.turning, *turns), self._turned)
+        self.turns_natively = self._turn is not None or not rope.rotary_width
+
+    def read(
+        self, memory: Any, turns: Sequence[Tensor] | None, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values behind the token, which reads those that it sees ``[b 1 1 s]``, or all.
+
+        Args:
+            memory: Keys, values and ages before it.
+            turns: What queries and keys turn by; None: by what lies where C reads it, or not.
+            seen: Which tokens are read; None for all.
+        """
+        if turns is not None:
+            self._turned.copy_(self.rope.turn_by(self._layer.turning, *turns))
+        elif self._turn is not None:
+            self._turn()
+        if seen is None:
+            return self._reader.read(*memory[:2])
+        keys, values = append(memory[0], self._key), append(memory[1], self._layer.value)
+        o = attend_to_cache(self._q, keys, values, seen)
+        self._layer.read.view(o.shape).copy_(o)
+        return keys, values
+
+
 register_step(FastWeightsForCausalLM, SoftmaxStep)
-
-
-def _attend(
-    layer: LayerCalls, memory: Any, rope: Rope, turns: Any, seen: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values behind the token, and what it reads of those that it sees ``[b 1 1 s]``, or
-    of all."""
-    turned = layer.turning if turns is None else rope.turn_by(layer.turning, *turns)
-    q, k = layer.divide(turned)
-    keys, values = append(memory[0], k.transpose(1, 2)), append(memory[1], layer.value)
-    q = q.view(len(keys), keys.shape[1], -1, keys.shape[3])
-    return keys, values, attend_to_cache(q, keys, values, seen)
 
 
 def _require(holds: bool, otherwise: str) -> None:

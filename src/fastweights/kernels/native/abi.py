@@ -187,6 +187,8 @@ class TokenAttentionCall(NamedTuple):
     keys: View
     values: View
     o: View
+    key: Pointer
+    value: Pointer
     keep: Pointer
     parts: Pointer
 

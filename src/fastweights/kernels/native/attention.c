@@ -131,8 +131,20 @@ static void join_spans(const TokenAttention *p, long b, long h)
         o[j] /= sum;
 }
 
+static void write_last_row(View cache, long s, const float *from, long b, long g, long width)
+{
+    for (long i = 0; i < b; i++)
+        for (long j = 0; j < g; j++)
+            memcpy((float *)address(&cache, i, s - 1, j), from + (i * g + j) * width,
+                   width * sizeof *from);
+}
+
 int FOR_ISA(fw_attend)(const TokenAttention *p)
 {
+    if (p->key) {
+        write_last_row(p->keys, p->s, p->key, p->b, p->g, p->k);
+        write_last_row(p->values, p->s, p->value, p->b, p->g, p->v);
+    }
     int status = fw_parallel(span_task, p, p->b * p->g * spans(p), p->threads);
     for (long b = 0; b < p->b; b++)
         for (long h = 0; h < p->h; h++)

@@ -13,6 +13,8 @@ typedef struct {
     int64_t threads;          /* at most so many */
     double scale;             /* of scores */
     View q, keys, values, o;  /* [b 1 h ·], [b s g ·] */
+    const float *key, *value; /* [b g ·], this token's, which are written into the cache's last row
+                                 first; NULL: they are there */
     const uint8_t *keep;      /* [b s], 0: not read; NULL: all are */
     float *parts;             /* [b h ⌈s / ATTENDED_TOKENS⌉ v+2]: sums of spans */
 } TokenAttention;
