@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from fastweights import environment
 from fastweights.cli import main
 from fastweights.importers import gguf as reader
 from fastweights.importers import import_model
-from fastweights.models import Int4Linear, Int8Embedding, Int8Linear
+from fastweights.models import Int4Linear, Int8Embedding, Int8Linear, quantize
 from fastweights.training.loop.checkpoint import model_source
 from gguf_files import WORDS, write
 from pretrained import llama
@@ -102,6 +102,24 @@ def test_codes_of_a_file_stay(
         if exact and stays:
             assert torch.equal(weight, wanted[path]), path
         torch.testing.assert_close(weight, wanted[path], rtol=0, atol=1e-3 if stays else 0.1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_biases_are_read_too(bits: int, tmp_path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), **sizes, **heads)).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                part.bias.normal_()
+    write(model, tmp_path / "qwen.gguf")
+    found = Qwen2ForCausalLM.from_pretrained(reader.keep_codes(tmp_path / "qwen.gguf", bits))
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        wanted = quantize(model, bits)(input_ids=ids).logits
+        torch.testing.assert_close(found(input_ids=ids).logits, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_a_file_is_rounded_wherever_bits_are_named(tmp_path, hub, capsys) -> None:

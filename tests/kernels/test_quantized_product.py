@@ -58,7 +58,7 @@ def check(kernel: str, weight: QuantizedWeight, rows: int, *, biased: bool) -> N
 
 @compiled
 @pytest.mark.parametrize("kernel", [ROWS, FLOATS])
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 17])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 16), (67, 130), (300, 2049)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_of_bytes(kernel: str, rows: int, outputs: int, inputs: int, *, biased: bool) -> None:
@@ -67,7 +67,7 @@ def test_of_bytes(kernel: str, rows: int, outputs: int, inputs: int, *, biased: 
 
 @compiled
 @pytest.mark.parametrize("kernel", [ROWS, FLOATS])
-@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 17])
 @pytest.mark.parametrize(("outputs", "groups"), [(1, 1), (3, 2), (67, 9), (300, 65), (5, 130)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_of_half_bytes(kernel: str, rows: int, outputs: int, groups: int, *, biased: bool) -> None:
@@ -144,7 +144,7 @@ def strange(stored: Tensor) -> Int8Weight:
 
 
 REFUSED: dict[str, Callable[[], QuantizedProduct]] = {
-    "more than 8 rows": lambda: QuantizedProduct(drawn(9, 8), int8(4, 8)),
+    "more than 128 rows": lambda: QuantizedProduct(drawn(129, 8), int8(4, 8)),
     "is empty": lambda: QuantizedProduct(drawn(0, 8), int8(4, 8)),
     "not contiguous": lambda: QuantizedProduct(drawn(1, 8), strange(codes(8, 4).mT)),
     "autograd follows": lambda: QuantizedProduct(drawn(1, 8).requires_grad_(), int8(4, 8)),

@@ -59,7 +59,8 @@ def compare(model, bits: int) -> None:
     expected = as_floats(deepcopy(model))(input_ids=ids).logits
     found = model(input_ids=ids).logits
     largest = expected.abs().max()
-    assert (found - expected).abs().max() <= 1e-4 * largest
+    # what is rounded to the other side differs by 2⁻¹⁵ of a group's largest
+    assert (found - expected).abs().max() <= 3e-4 * largest
     assert not torch.equal(expected, before)
     cache, parts = None, []
     for piece in (ids[:, :PROMPT], *ids[:, PROMPT:].split(1, 1)):

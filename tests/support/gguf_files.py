@@ -1,4 +1,4 @@
-"""Llamas as GGUF files."""
+"""Llamas and Qwens as GGUF files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
 from chat_templates import CHATML
 
@@ -25,10 +25,10 @@ WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
 WORDS = ["<|end|>", "a", "b", "ab", "cd", *"cdefghijklmnopqrstuvwxyz"]
 
 
-def write(model: LlamaForCausalLM, file: Path, kind: str = "F32") -> None:
-    """A Llama and a tokenizer, as llama.cpp has them, with matrices of a type of GGUF's."""
+def write(model: LlamaForCausalLM | Qwen2ForCausalLM, file: Path, kind: str = "F32") -> None:
+    """A model and a tokenizer, as llama.cpp has them, with matrices of a type of GGUF's."""
     gguf: Any = pytest.importorskip("gguf")
-    config, writer = model.config, gguf.GGUFWriter(file, "llama")
+    config, writer = model.config, gguf.GGUFWriter(file, model.config.model_type)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(64)
     writer.add_embedding_length(config.hidden_size)
@@ -49,10 +49,16 @@ def write(model: LlamaForCausalLM, file: Path, kind: str = "F32") -> None:
     names = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in WHOLE.items()}
     for layer in range(config.num_hidden_layers):
         for theirs, ours in PARTS.items():
-            names[f"blk.{layer}.{theirs}.weight"] = f"model.layers.{layer}.{ours}.weight"
+            for end in ("weight", "bias"):
+                names[f"blk.{layer}.{theirs}.{end}"] = f"model.layers.{layer}.{ours}.{end}"
+    tied = config.tie_word_embeddings
     for theirs, ours in names.items():
-        weight = tensors[ours]
-        if "attn_q" in theirs or "attn_k" in theirs:  # pairs of channels stand side by side
+        if ours not in tensors or (tied and ours == "lm_head.weight"):
+            continue
+        weight, paired = tensors[ours], config.model_type == "llama"
+        if paired and (
+            "attn_q" in theirs or "attn_k" in theirs
+        ):  # pairs of channels stand side by side
             halves = weight.unflatten(0, (-1, 2, config.head_dim // 2))
             weight = halves.transpose(1, 2).reshape(weight.shape)
         values, stored = weight.float().numpy(), gguf.GGMLQuantizationType[kind]

@@ -124,43 +124,50 @@ def _read_floats(file: Path) -> Any:
 
 def _read_codes(file: Path, bits: int) -> Any:
     """The model with weights of few bits."""
-    opened = GgufTensors(file)
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if not opened.fits(model):
+    stored = GgufTensors(file, getattr(config, "head_dim", 0))
+    if not stored.are_those_of(model):
         return quantize(_read_floats(file), bits)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    round_each(model, bits, lambda kind, weight: opened.weight(names[id(weight)], kind))
-    floats = {name: opened.floats(name) for name, _ in model.named_parameters()}
-    model.load_state_dict(floats, strict=False, assign=True)
+    round_each(model, bits, lambda kind, weight: stored.weight(names[id(weight)], kind))
+    left = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
+    model.load_state_dict({name: stored.floats(name) for name in left}, strict=False, assign=True)
     return model
 
 
 class GgufTensors:
     """The tensors of a GGUF file by the names that transformers' model has for them, as its file
-    of safetensors would hold them."""
+    of safetensors would hold them.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: The file.
+        head_dim: Channels of the model's heads.
+    """
+
+    def __init__(self, file: Path, head_dim: int) -> None:
         import gguf
 
         read = gguf.GGUFReader(file)
         self._dequantize: Any = gguf.dequantize
         self._tensors = {tensor.name: tensor for tensor in read.tensors}
         field: Any = read.get_field("general.architecture")
-        self.architecture = str(field.contents())
-        known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-        layers: Any = read.get_field(f"{self.architecture}.block_count")
-        self._names = gguf.get_tensor_name_map(known[self.architecture], int(layers.contents()))
-        self._head_dim = 0
+        architecture = str(field.contents())
+        self._layout, self._head_dim = ARCHITECTURES.get(architecture), head_dim
+        if self._layout is not None:
+            layers: Any = read.get_field(f"{architecture}.block_count")
+            known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+            self._names = gguf.get_tensor_name_map(known[architecture], int(layers.contents()))
 
-    def fits(self, model: Any) -> bool:
+    def are_those_of(self, model: Any) -> bool:
         """Whether the architecture is one of those whose tensors are known to differ in nothing
         but what is undone here, and the model has all of the file's and no others.
         """
-        self._head_dim = getattr(model.config, "head_dim", 0)
+        if self._layout is None:
+            return False
         names = {self._name(name) for name, _ in model.named_parameters()}
-        return self.architecture in ARCHITECTURES and names == self._tensors.keys()
+        return names == self._tensors.keys()
 
     def _name(self, name: str) -> str:
         return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
@@ -169,7 +176,7 @@ class GgufTensors:
         """A tensor in float32."""
         found = self._tensors[self._name(name)]
         values = torch.tensor(self._dequantize(found.data, found.tensor_type)).float()
-        shift = ARCHITECTURES[self.architecture].norm if name.endswith("norm.weight") else 0
+        shift = self._layout.norm if self._layout and name.endswith("norm.weight") else 0
         return (values - shift)[self._rows(name, len(values))]
 
     def weight(self, name: str, kind: type[QuantizedWeight]) -> QuantizedWeight | None:
@@ -184,8 +191,7 @@ class GgufTensors:
 
     def _rows(self, name: str, count: int) -> Any:
         """Where the rows of a tensor lie in the file."""
-        turned = ARCHITECTURES[self.architecture].turned and re.search(r"\.[qk]_proj\.", name)
-        if not turned:
+        if not (self._layout and self._layout.turned and re.search(r"\.[qk]_proj\.", name)):
             return slice(None)
         pairs = torch.arange(count).view(-1, self._head_dim // 2, 2)
         return pairs.transpose(1, 2).flatten()
@@ -212,22 +218,28 @@ ARCHITECTURES = {
 """Those whose tensors are read one by one; transformers reads the others."""
 
 
+def _blocks(data: Tensor, floats: int, codes: int) -> tuple[list[Tensor], Tensor]:
+    """Of rows ``[o b]`` of blocks their numbers of float16 ``[o i/32]`` each, and what is behind
+    them of all blocks.
+    """
+    blocks = data.unflatten(1, (-1, 2 * floats + codes))
+    halves = blocks[..., : 2 * floats].contiguous().view(torch.float16)
+    return list(halves.unbind(-1)), blocks[..., 2 * floats :].flatten(1)
+
+
 def _bytes(data: Tensor) -> tuple[Tensor, ...]:
-    blocks = data.unflatten(1, (-1, 2 + GROUP))
-    scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
-    return blocks[..., 2:].flatten(1).view(torch.int8), scale
+    (scale,), codes = _blocks(data, 1, GROUP)
+    return codes.view(torch.int8), scale
 
 
 def _halves(data: Tensor) -> tuple[Tensor, ...]:
-    blocks = data.unflatten(1, (-1, 4 + GROUP // 2))
-    scale, offset = blocks[..., :4].contiguous().view(torch.float16).unbind(-1)
-    return blocks[..., 4:].flatten(1), scale, offset
+    (scale, offset), codes = _blocks(data, 2, GROUP // 2)
+    return codes, scale, offset
 
 
 def _centred_halves(data: Tensor) -> tuple[Tensor, ...]:
-    blocks = data.unflatten(1, (-1, 2 + GROUP // 2))
-    scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
-    return blocks[..., 2:].flatten(1), scale, -8 * scale
+    (scale,), codes = _blocks(data, 1, GROUP // 2)
+    return codes, scale, -8 * scale
 
 
 CODES: Mapping[tuple[str, type], Callable[[Tensor], tuple[Tensor, ...]]] = {
@@ -235,6 +247,6 @@ CODES: Mapping[tuple[str, type], Callable[[Tensor], tuple[Tensor, ...]]] = {
     ("Q4_1", Int4Weight): _halves,
     ("Q4_0", Int4Weight): _centred_halves,
 }
-"""What a weight is made of, by the type of a file's tensor, whose rows ``[o b]`` are blocks of 32
-numbers: float16 and codes.
+"""What a weight is made of, by the type of a file's tensor, of whose rows blocks of 32 numbers are
+float16 and codes.
 """

@@ -14,10 +14,12 @@ from torch.nn import functional as F
 
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.table import Kernel, select
-from fastweights.ops.product import MOST_ROWS, multiply
+from fastweights.ops.product import multiply
 
 OUTPUTS_AT_ONCE = 256
 """Of which the weight is made floats again: few enough that these stay in the cache."""
+MOST_ROWS = 128
+"""With which C is faster: it unpacks the weight anew for every two."""
 LARGEST = 127
 """Of an int8, on both sides of 0."""
 GROUP = 32
@@ -71,6 +73,10 @@ class Int8Weight(NamedTuple):
         """Whether scales of float16 reach its numbers and are precise enough for the largest."""
         largest = weight.abs().amax()
         return bool((largest == 0) | (largest >= LEAST) & (largest <= LARGEST * _MOST_SCALE))
+
+    @property
+    def offset(self) -> None:
+        """There is none."""
 
     @property
     def inputs(self) -> int:
@@ -262,7 +268,7 @@ def _call(products: Sequence[QuantizedProduct], to: Sequence[Tensor]) -> tuple[A
     rounded, given = torch.zeros(rows, groups, ROUNDED), []
     for behind, product, y in zip(reversed(range(len(to))), products, to, strict=True):
         weight, sizes = product.weight, (rows, inputs, len(product.weight.codes), threads)
-        stored = weight.codes, weight.scale, getattr(weight, "offset", None)
+        stored = weight.codes, weight.scale, weight.offset
         given.append(abi.QuantizedProductCall(*sizes, x, *stored, product.bias, y, rounded, behind))
     return weights[0].function, *given
 
