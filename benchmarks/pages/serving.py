@@ -57,6 +57,11 @@ def token() -> str:
     return _speeds("decoding", lambda row: f"after {row['context']:,}")
 
 
+def one() -> str:
+    """The same by one thread."""
+    return _speeds("decoding-one", lambda row: f"after {row['context']:,}")
+
+
 def several() -> str:
     """The same of several sequences together."""
     return _speeds("decoding-several", lambda row: f"{row['sequences']} sequences")
@@ -99,5 +104,5 @@ def token_picture() -> bytes:
 
 
 PAGE = Page(
-    "serving", (quantized, perplexity, speed, token, several), {"smollm2-token.png": token_picture}
+    "serving", (quantized, perplexity, speed, token, one, several), {"smollm2-token.png": token_picture}
 )

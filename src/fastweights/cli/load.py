@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,14 @@ def load_model(
     return load_weights(source, device, bits=bits), tokenizer
 
 
-def load_weights(source: str | Path, device: torch.device, *, bits: int | None = None) -> Any:
-    """A language model in evaluation mode, which may lack a tokenizer; else as `load_model`."""
+def load_weights(
+    source: str | Path, device: torch.device, *, bits: int | None = None, shown: bool = False
+) -> Any:
+    """A language model in evaluation mode, which may lack a tokenizer; else as `load_model`, with
+    the weights that are read `shown` by transformers' bar, or not.
+    """
     folder = model_source(rounded_source(source, bits))
-    with no_progress_bars():
+    with nullcontext() if shown else no_progress_bars():
         config = load_config(folder)
         model = _load_weights(folder, config, _rounding(source, config, bits, device))
     return model.to(device).eval()

@@ -5,7 +5,7 @@ Tokens are rounded to int16 in the groups of the weight, so that sums within one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ LARGEST = 127
 """Of an int8, on both sides of 0."""
 GROUP = 32
 """Inputs of an output that share a scale."""
+ROUNDED_AT_ONCE = 1 << 22
+"""Numbers of a weight."""
 LEAST = 1e-3
 """Of the largest number of a weight: scales of less are too coarse in float16."""
 MOST_CODES = 15
@@ -57,10 +59,14 @@ class Int8Weight(NamedTuple):
         """``[o i]`` rounded to the nearest multiple of a scale, by which a group's largest is 127;
         those that are multiples already, as of GGUF's 8 bits, stay.
         """
+        return cls(*_in_parts(cls._of, weight))
+
+    @classmethod
+    def _of(cls, weight: Tensor) -> tuple[Tensor, Tensor]:
         inputs, groups = weight.shape[1], _in_groups(weight.float())
         scale = (groups.abs().amax(-1) / LARGEST).half()
         codes = (groups / _divisor(scale)).round_().clamp_(-LARGEST, LARGEST)
-        return cls(codes.to(torch.int8).flatten(1)[:, :inputs].contiguous(), scale)
+        return codes.to(torch.int8).flatten(1)[:, :inputs].contiguous(), scale
 
     @classmethod
     def room(cls, outputs: int, inputs: int) -> Int8Weight:
@@ -71,8 +77,7 @@ class Int8Weight(NamedTuple):
     @classmethod
     def holds(cls, weight: Tensor) -> bool:
         """Whether scales of float16 reach its numbers and are precise enough for the largest."""
-        largest = weight.abs().amax()
-        return bool((largest == 0) | (largest >= LEAST) & (largest <= LARGEST * _MOST_SCALE))
+        return _is_between(weight, LEAST, LARGEST * _MOST_SCALE)
 
     @property
     def offset(self) -> None:
@@ -118,12 +123,16 @@ class Int4Weight(NamedTuple):
         """``[o i]``, i a multiple of 32, rounded to the nearest of 16 numbers between a group's
         least and largest; those that are multiples of a step already, as of GGUF's 4 bits, stay.
         """
+        return cls(*_in_parts(cls._of, weight))
+
+    @classmethod
+    def _of(cls, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         groups = _in_groups(weight.float())
         least, largest = groups.aminmax(dim=-1)
         scale, offset = ((largest - least) / _steps(groups)).half(), least.half()
         codes = (groups - offset.float()[..., None]).div_(_divisor(scale))
         low, high = codes.round_().clamp_(0, MOST_CODES).to(torch.uint8).chunk(2, dim=-1)
-        return cls((low | high << 4).flatten(1), scale, offset)
+        return (low | high << 4).flatten(1), scale, offset
 
     @classmethod
     def room(cls, outputs: int, inputs: int) -> Int4Weight:
@@ -137,9 +146,7 @@ class Int4Weight(NamedTuple):
         """Whether scales and offsets of float16 reach its numbers and are precise enough, and
         groups are filled.
         """
-        largest = weight.abs().amax()
-        fits = (largest == 0) | (largest >= LEAST) & (2 * largest <= _MOST_SCALE)
-        return weight.shape[1] % GROUP == 0 and bool(fits)
+        return weight.shape[1] % GROUP == 0 and _is_between(weight, LEAST, _MOST_SCALE / 2)
 
     @property
     def inputs(self) -> int:
@@ -164,6 +171,18 @@ class Int4Weight(NamedTuple):
 
 
 QuantizedWeight = Int8Weight | Int4Weight
+
+
+def _in_parts(of: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor) -> Iterator[Tensor]:
+    """What is made of a weight ``[o i]``, of some outputs after the other, as there may be many."""
+    made = map(of, weight.split(max(1, ROUNDED_AT_ONCE // weight.shape[1])))
+    return map(torch.cat, zip(*made, strict=True))
+
+
+def _is_between(weight: Tensor, least: float, most: float) -> bool:
+    """Whether its largest number is, or it is 0."""
+    largest = torch.stack(weight.aminmax()).abs().amax()
+    return bool((largest == 0) | (largest >= least) & (largest <= most))
 
 
 def _in_groups(values: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ def quantize_model_folder(chosen: Namespace, console: Console) -> None:
     if not is_gguf(chosen.model):
         require_floats(chosen.model, load_config(chosen.model))
     source = rounded_source(chosen.model, bits)
-    model = load_weights(source, torch.device("cpu"), bits=bits)
+    device, shown = torch.device("cpu"), console.is_terminal
+    model = load_weights(source, device, bits=bits, shown=shown)
     _write(model, locate_checkpoint(model_source(source)), chosen.out)
     tensors = {each.data_ptr(): each for each in (*model.parameters(), *model.buffers())}
     size = bytes_in_words(sum(each.nbytes for each in tensors.values()))
