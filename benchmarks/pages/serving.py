@@ -104,5 +104,7 @@ def token_picture() -> bytes:
 
 
 PAGE = Page(
-    "serving", (quantized, perplexity, speed, token, one, several), {"smollm2-token.png": token_picture}
+    "serving",
+    (quantized, perplexity, speed, token, one, several),
+    {"smollm2-token.png": token_picture},
 )
