@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedModel,
+)
 
 from fastweights import MIXERS
 from fastweights.models import FewBitsConfig, Int4Linear, Int8Embedding, Int8Linear, quantize
@@ -170,7 +175,16 @@ def test_other_bits_are_refused(bits: int) -> None:
         quantize(nn.Sequential(nn.Linear(GROUP, 2)), bits)
 
 
+def gemma(**named: Any) -> Gemma3ForCausalLM:
+    """Whose embeddings are multiplied by a factor."""
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    sizes = {"vocab_size": 41, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **named)).eval()
+
+
 MODELS = {
+    "gemma": gemma,
     "llama": lambda **named: llama(dtype=torch.float32, hidden_size=64, **named),
     "linearized": lambda **named: linear_llama(dtype=torch.float32, hidden_size=64, **named),
     "ours": lambda **named: tiny("gated_deltanet", torch.float32, hidden_size=64, **named),
@@ -222,6 +236,28 @@ def test_it_is_rounded_while_it_is_loaded(make: str, bits: int, *, tied: bool, t
     model.save_pretrained(tmp_path)
     found = load(tmp_path, quantization_config=FewBitsConfig(bits))
     require_same(found, quantize(model, bits))
+
+
+def test_embeddings_with_a_factor_are_rounded() -> None:
+    model = gemma()
+    wanted = model.get_input_embeddings()(tokens(1, LENGTH))
+    embeddings = quantize(model).get_input_embeddings()
+    assert type(embeddings) is Int8Embedding
+    torch.testing.assert_close(embeddings(tokens(1, LENGTH)), wanted, rtol=0, atol=0.02)
+
+
+class OtherEmbedding(nn.Embedding):
+    """Of which nothing is known."""
+
+
+@torch.no_grad()
+def test_a_head_stays_that_shares_its_weight_with_what_stays() -> None:
+    model = llama(dtype=torch.float32, hidden_size=64, tie_word_embeddings=True)
+    embeddings = model.get_input_embeddings()
+    embeddings.__class__ = OtherEmbedding
+    quantize(model)
+    assert model.get_input_embeddings() is embeddings
+    assert model.lm_head.weight is embeddings.weight
 
 
 @pytest.mark.parametrize("name", ["lm_head", "model.layers.0.mlp.up_proj"])

@@ -29,6 +29,8 @@ from fastweights.ops.quantized import (
 
 BITS = (4, 8)
 """Of a weight that is rounded."""
+FACTOR = "scalar_embed_scale"
+"""What transformers' embeddings have that multiply their vectors by it."""
 METHOD = "fastweights"
 """What a configuration of such weights says of itself."""
 
@@ -115,6 +117,7 @@ class Int8Embedding(_Rounded):
 
     Attributes:
         num_embeddings, embedding_dim: as torch names them
+        factor: what vectors are multiplied by, as Gemma's are
         like: ``[0]``, of the vectors' dtype
     """
 
@@ -127,10 +130,12 @@ class Int8Embedding(_Rounded):
         """Round a layer's weight to the nearest, unless it is `stored` already."""
         super().__init__(stored or Int8Weight.of(layer.weight.detach()))
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
+        self.factor = getattr(layer, FACTOR, 1.0)
         self.register_buffer("like", layer.weight.new_empty(0), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self.stored.rows(input, self.like.dtype)
+        vectors = self.stored.rows(input, self.like.dtype)
+        return vectors if self.factor == 1 else vectors * vectors.new_tensor(self.factor)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
@@ -232,14 +237,23 @@ def stored_bits(config: Any) -> int | None:
 
 
 def _layers(model: nn.Module) -> dict[str, tuple[nn.Module, str, Any]]:
-    """What can be rounded, by its path: the module that it belongs to, its name there, and it."""
-    kinds = (nn.Linear, Linear, nn.Embedding)
-    return {
+    """What can be rounded, by its path: the module that it belongs to, its name there, and it. What
+    shares its weight with a module of another kind stays, as that does.
+    """
+    found = {
         f"{path}.{name}".removeprefix("."): (parent, name, layer)
         for path, parent in model.named_modules()
         for name, layer in parent.named_children()
-        if type(layer) in kinds
+        if type(layer) in (nn.Linear, Linear, nn.Embedding)
+        or (isinstance(layer, nn.Embedding) and hasattr(layer, FACTOR))
     }
+    ties: Any = getattr(model, "all_tied_weights_keys", {})
+    for pair in ties.items():
+        paths = [name.removesuffix(".weight") for name in pair]
+        if not all(path in found for path in paths):
+            for path in paths:
+                found.pop(path, None)
+    return found
 
 
 def _head(model: Any) -> Any:
