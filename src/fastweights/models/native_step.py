@@ -401,7 +401,7 @@ class SoftmaxToken:
 
         Args:
             memory: Keys, values and ages before it.
-            turns: What queries and keys turn by; None: by what lies where C reads it, or not.
+            turns: What queries and keys turn by; None: what C has been told of, or nothing.
             seen: Which tokens are read; None for all.
         """
         if turns is not None:

@@ -4,7 +4,7 @@ loaded as transformers' quantized models are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -247,13 +247,18 @@ def _layers(model: nn.Module) -> dict[str, tuple[nn.Module, str, Any]]:
         if type(layer) in (nn.Linear, Linear, nn.Embedding)
         or (isinstance(layer, nn.Embedding) and hasattr(layer, FACTOR))
     }
-    ties: Any = getattr(model, "all_tied_weights_keys", {})
-    for pair in ties.items():
-        paths = [name.removesuffix(".weight") for name in pair]
-        if not all(path in found for path in paths):
-            for path in paths:
+    for pair in _sharing(model):
+        if not all(path in found for path in pair):
+            for path in pair:
                 found.pop(path, None)
     return found
+
+
+def _sharing(model: Any) -> list[tuple[str, str]]:
+    """Paths of modules that share a weight: of one that is given it, and of one that has it."""
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
+    pairs = [(*target.rpartition("."), *source.rpartition(".")) for target, source in ties.items()]
+    return [(own, other) for own, _, end, other, _, its in pairs if end == its == "weight"]
 
 
 def _head(model: Any) -> Any:
@@ -272,12 +277,11 @@ def _kind_of(layer: Any, bits: int, head: Any) -> Any:
 
 def _tie_codes(model: Any) -> None:
     """Have what shares a rounded weight share its codes, for whoever saves or loads the model."""
-    ties: MutableMapping[str, str] = model.all_tied_weights_keys
-    for target, source in list(ties.items()):
-        own, other = (name.removesuffix(".weight") for name in (target, source))
-        shared = model.get_submodule(other) if other != source else None
+    ties: dict[str, str] = model.all_tied_weights_keys
+    for own, other in _sharing(model):
+        shared = model.get_submodule(other)
         if isinstance(shared, _Rounded):
-            del ties[target]
+            del ties[f"{own}.weight"]
             fields = shared.kind._fields
             ties.update({f"{own}.{field}": f"{other}.{field}" for field in fields})
 
@@ -306,14 +310,12 @@ class FewBitsQuantizer(HfQuantizer):
 
     def _untie(self, model: Any) -> None:
         """Keep away from transformers, which ties parameters, what shares a rounded weight."""
-        ties: MutableMapping[str, str] = model.all_tied_weights_keys
-        for target, source in list(ties.items()):
-            own, other = (name.removesuffix(".weight") for name in (target, source))
+        for own, other in _sharing(model):
             if own in self.layers and other in self.layers:
                 parent, name, _ = self.layers[own]
                 setattr(parent, name, nn.Identity())
                 self.tied[own] = other
-                del ties[target]
+                del model.all_tied_weights_keys[f"{own}.weight"]
 
     def kind_of(self, layer: Any) -> Any:
         """What a layer becomes."""
