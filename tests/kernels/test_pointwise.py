@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -22,20 +23,28 @@ def test_a_sum_has_torchs_bits(count: int) -> None:
     assert torch.equal(a, wanted)
 
 
+GATES = {
+    PointwiseKind.SILU_GATED: F.silu,
+    PointwiseKind.GELU_GATED: partial(F.gelu, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("count", [1, 7, 16, 1537])
-def test_a_gate_is_silu(count: int) -> None:
+def test_a_gate_is_that_of_its_kind(count: int, kind: PointwiseKind) -> None:
     a, b = 5 * torch.randn(2, count, generator=torch.Generator().manual_seed(count))
-    wanted = F.silu(a.double()) * b
-    library.call("fw_pointwise", PointwiseCall(count, PointwiseKind.GATED, a, b, to := a.clone()))
-    torch.testing.assert_close(to, wanted.float(), rtol=1e-6, atol=1e-7)
+    wanted = GATES[kind](a.double()) * b
+    library.call("fw_pointwise", PointwiseCall(count, kind, a, b, to := a.clone()))
+    torch.testing.assert_close(to, wanted.float(), rtol=2e-6, atol=2e-6)
 
 
-def test_gates_of_any_size() -> None:
+@pytest.mark.parametrize("kind", GATES)
+def test_gates_of_any_size(kind: PointwiseKind) -> None:
     a = torch.tensor([-torch.inf, -1e30, -200.0, -88.0, 0.0, 88.0, 1e30, torch.inf, torch.nan])
     to, b = torch.empty_like(a), torch.ones_like(a)
-    library.call("fw_pointwise", PointwiseCall(len(a), PointwiseKind.GATED, a, b, to))
+    library.call("fw_pointwise", PointwiseCall(len(a), kind, a, b, to))
     finite = a.isfinite()
-    torch.testing.assert_close(to[finite], F.silu(a[finite]), rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(to[finite], GATES[kind](a[finite]), rtol=1e-6, atol=1e-30)
     assert to[-2] == torch.inf
     assert to[-1].isnan()
 

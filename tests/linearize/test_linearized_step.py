@@ -10,6 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -234,15 +240,61 @@ class Doubled(nn.Module):
         return 1.01 * self.inner(x)
 
 
-def test_so_has_another_family_of_the_same_layers() -> None:
-    config = Qwen2Config(**SIZES, vocab_size=VOCABULARY, num_hidden_layers=2)
-    compare(linearize(Qwen2ForCausalLM(config).eval(), LINEAR["lolcats"]).eval())
+FAMILIES: dict[str, Any] = {
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 4}),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 6}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            "head_dim": 4,
+            "query_pre_attn_scalar": 9,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
 
 
-def test_a_family_that_computes_more_is_read_by_its_modules() -> None:
-    config = Qwen3Config(**SIZES, head_dim=4, vocab_size=VOCABULARY, num_hidden_layers=2)
-    decoder = begin(linearize(Qwen3ForCausalLM(config).eval(), LINEAR["lolcats"]).eval())
-    assert "norms of heads" in str(decoder.refuse_native_step())
+def family(name: str, layers: list[int] | None) -> Any:
+    kind, config, settings = FAMILIES[name]
+    model = kind(config(**SIZES, vocab_size=VOCABULARY, num_hidden_layers=3, **settings)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.rand_like(weight))
+    return linearize(model, LINEAR["lolcats"], layers).eval()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_have_other_families_of_such_layers(name: str) -> None:
+    compare(family(name, [1]))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2"])
+def test_so_have_other_families_whose_layers_are_all_linear(name: str) -> None:
+    compare(family(name, None))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_have_those_of_few_bits_but_for_rounding(name: str) -> None:
+    compare(
+        quantize(family(name, [1]), 8),
+        same=lambda found, wanted: torch.allclose(found, wanted, 1e-3, 1e-3),
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_norms_that_change_in_place_are_read_anew(name: str) -> None:
+    model = quantize(family(name, [1]), 8)
+    modules, decoder, token = begin(model), begin(model), torch.tensor([3])
+    for _ in range(3):
+        found, wanted = decoder.read_token(token), modules.read(token[:, None])
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        with torch.no_grad():
+            model.model.layers[0].input_layernorm.weight.mul_(3.0)
+            model.model.layers[0].self_attn.q_norm.weight.mul_(3.0)
 
 
 def test_a_family_that_turns_only_some_channels_is_read_by_its_modules() -> None:

@@ -22,13 +22,24 @@ ATTENTIONS = {
     "biased": {"name": "softmax", "heads": 3, "bias": True},
     "part turns": {"name": "softmax", "heads": 2, "rope": {"fraction": 2 / 3}},
     "nothing turns": {"name": "softmax", "heads": 2, "rope": {"fraction": 0.0}},
+    "norms of heads": {**GROUPED, "qk_norm": 1e-6},
+    "norms of all heads": {"name": "olmo2", "heads": 3},
+    "a window": {**GROUPED, "window": 4},
+    "sliding": {"name": "swa", "heads": 3, "window": 30},
+}
+BLOCKS = {
+    "norms on both sides": {"sandwich_norms": True},
+    "norms behind": {"post_norm": [True]},
+    "scaled": {"embedding_scale": 6.0, "logit_cap": 3.0},
+    "gelu": {"hidden_act": "gelu_pytorch_tanh"},
+    "erf": {"hidden_act": "gelu"},
 }
 
 
-def model_of(mixer: dict[str, Any], **settings: Any) -> FastWeightsForCausalLM:
+def model_of(*mixers: dict[str, Any], **settings: Any) -> FastWeightsForCausalLM:
     torch.manual_seed(0)
     config = FastWeightsConfig(
-        vocab_size=41, hidden_size=36, num_hidden_layers=3, mixers=[mixer], **settings
+        vocab_size=41, hidden_size=36, num_hidden_layers=3, mixers=list(mixers), **settings
     )
     return FastWeightsForCausalLM(config).eval()
 
@@ -74,6 +85,15 @@ def test_a_token_has_the_numbers_of_the_modules(attention: str) -> None:
     compare(model_of(ATTENTIONS[attention]))
 
 
+@pytest.mark.parametrize("block", BLOCKS)
+def test_so_have_layers_with_other_norms_and_gates(block: str) -> None:
+    compare(model_of(GROUPED, **BLOCKS[block]))
+
+
+def test_so_have_layers_that_see_different_numbers_of_tokens() -> None:
+    compare(model_of(ATTENTIONS["sliding"], GROUPED, ATTENTIONS["a window"]))
+
+
 @pytest.mark.parametrize("sequences", [3, 20])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_so_have_those_of_several_sequences(attention: str, sequences: int) -> None:
@@ -81,9 +101,10 @@ def test_so_have_those_of_several_sequences(attention: str, sequences: int) -> N
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_so_have_those_behind_padding(attention: str) -> None:
+@pytest.mark.parametrize("padded", [[0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1]])
+def test_so_have_those_behind_padding(attention: str, padded: list[int]) -> None:
     model, ids = model_of(ATTENTIONS[attention]), torch.arange(6).view(1, 6).expand(2, -1)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    mask = torch.tensor([padded, [1] * 6])
     modules, decoder = Decoder(model), Decoder(model)
     for one in (modules, decoder):
         one.read(ids, mask)
@@ -96,8 +117,15 @@ def test_so_have_those_behind_padding(attention: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_so_have_weights_of_few_bits_but_for_rounding(bits: int) -> None:
-    compare(quantize(model_of(GROUPED, tie_word_embeddings=False), bits), same=almost)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_so_have_weights_of_few_bits_but_for_rounding(bits: int, block: str) -> None:
+    model = model_of(
+        ATTENTIONS["norms of heads"],
+        ATTENTIONS["a window"],
+        tie_word_embeddings=False,
+        **BLOCKS[block],
+    )
+    compare(quantize(model, bits), same=almost)
 
 
 def test_a_decoder_can_go_on_from_a_copy_of_an_earlier_state() -> None:
@@ -124,7 +152,7 @@ def test_weights_that_are_replaced_are_seen() -> None:
 
 def test_it_says_why_modules_read() -> None:
     assert "MetaLA" in str(begin(model_of({"name": "metala", "heads": 2})).refuse_native_step())
-    assert "window" in str(begin(model_of({**GROUPED, "window": 4})).refuse_native_step())
+    assert "gate" in str(begin(model_of({**GROUPED, "gated": True})).refuse_native_step())
     assert "not float32" in str(begin(model_of(GROUPED).bfloat16()).refuse_native_step())
     decoder = begin(model_of(GROUPED))
     with kernels.only("product (torch)"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,10 +24,10 @@ from fastweights.recurrence.timeline import FORGOTTEN
 SPAN = "fw_attended_tokens"
 """The number of tokens that a task reads, by its name in C."""
 
-_LENGTH_AT, _THREADS_AT = (
-    8 * abi.TokenAttentionCall._fields.index(name) for name in ("s", "threads")
+_LENGTH_AT, _THREADS_AT, _KEYS_AT, _VALUES_AT = (
+    abi.offsets(abi.TokenAttentionCall)[name] // 8 for name in ("s", "threads", "keys", "values")
 )
-"""Where C reads them: behind other whole numbers."""
+"""Which numbers of the structure C reads them from; a view begins with its address."""
 
 SMALLEST_BLOCK = 64
 """Queries per block, unless the window is wider."""
@@ -157,23 +158,23 @@ class CacheReader:
     def __init__(self, q: Tensor, key: Tensor, value: Tensor, o: Tensor) -> None:
         self._q, self._key, self._value, self._o = q, key, value, o
         self._rooms: tuple[Tensor, ...] = ()
-        self._begins: tuple[int, ...] = ()
 
     def read(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """`attend_to_cache` of caches with the token behind them, which are returned."""
         longer = extend(keys, 1), extend(values, 1)
         after = longer[0].view(), longer[1].view()
-        if not self._lie_there(*longer):
+        if not self._lie_in(longer):
             self._pack(longer, after)
-        struct.pack_into("q", self._call.memory, _LENGTH_AT, after[0].shape[2])
-        struct.pack_into("q", self._call.memory, _THREADS_AT, _threads(*after))
+        numbers = self._numbers
+        numbers[_LENGTH_AT], numbers[_THREADS_AT] = after[0].shape[2], _threads(*after)
+        numbers[_KEYS_AT], numbers[_VALUES_AT] = (part.data_ptr() for part in after)
         self._call()
         return after
 
-    def _lie_there(self, *parts: CachePart) -> bool:
-        """Whether the call is packed for these rooms."""
-        rooms = all(map(is_, self._rooms, (part.room.whole for part in parts)))
-        return bool(self._rooms) and rooms and self._begins == tuple(part.begin for part in parts)
+    def _lie_in(self, parts: Sequence[CachePart]) -> bool:
+        """Whether the call is packed for the rooms of these."""
+        rooms = (part.room.whole for part in parts)
+        return bool(self._rooms) and all(map(is_, self._rooms, rooms))
 
     def _pack(self, lying: tuple[CachePart, CachePart], after: tuple[Tensor, Tensor]) -> None:
         (b, g, r, _), (keys, values) = self._q.shape, after
@@ -182,7 +183,9 @@ class CacheReader:
         problem = _problem(self._q, keys, values, self._o, parts)
         problem = problem._replace(key=self._key, value=self._value)
         self._call = library.PreparedCall("fw_attend", problem, kept=rooms)
-        self._rooms, self._begins = rooms, tuple(part.begin for part in lying)
+        memory: Any = self._call.memory
+        self._numbers = np.ndarray((abi.size(abi.TokenAttentionCall) // 8,), np.int64, memory)
+        self._rooms = rooms
 
 
 def attend_token(recurrence: Softmax, state: Cache) -> tuple[Tensor, Cache]:
@@ -220,7 +223,7 @@ def attend_token_by(
         mask = (following < FORGOTTEN)[:, None, None]
     q = recurrence.q.to(dtype).expand(b, 1, h, -1).reshape(b, keys.shape[1], -1, keys.shape[3])
     o = attention(q, keys, values, mask)
-    return o.reshape(b, 1, h, -1), _last_window(recurrence, keys, values, following)
+    return o.reshape(b, 1, h, -1), last_window(recurrence.window, keys, values, following)
 
 
 def _requires_grad(recurrence: Softmax, state: Cache) -> bool:
@@ -228,11 +231,13 @@ def _requires_grad(recurrence: Softmax, state: Cache) -> bool:
     return torch.is_grad_enabled() and any(s.requires_grad for s in streams)
 
 
-def _last_window(recurrence: Softmax, keys: Tensor, values: Tensor, age: Tensor) -> Cache:
-    """What the next token can still see of a cache in which nothing is forgotten."""
-    if recurrence.window is None:
+def last_window(window: int | None, keys: Tensor, values: Tensor, age: Tensor) -> Cache:
+    """What the next token can still see of a cache, oldest first, of which at most the front is
+    forgotten.
+    """
+    gone = 0 if window is None else max(0, age.shape[1] - window + 1)
+    if not gone:
         return keys, values, age
-    gone = max(0, age.shape[1] - recurrence.window + 1)
     return drop_oldest(keys, gone), drop_oldest(values, gone), age[:, gone:]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from operator import getitem, is_
 from typing import Any, NamedTuple, cast
 
@@ -22,15 +23,16 @@ from fastweights.kernels.attention import (
     CacheReader,
     attend_to_cache,
     attend_token_natively,
+    last_window,
 )
 from fastweights.kernels.growing import append
 from fastweights.kernels.native import library
 from fastweights.kernels.native.abi import PointwiseCall, PointwiseKind
 from fastweights.kernels.table import select
-from fastweights.layers import GatedMLP, HeadNorm, Linear, Rope
+from fastweights.layers import GatedMLP, HeadNorm, Linear, Rope, WholeNorm
 from fastweights.methods import Auto
 from fastweights.mixer import MixerState
-from fastweights.mixers.softmax import SoftmaxAttention
+from fastweights.mixers.softmax import OLMo2Attention, SlidingWindow, SoftmaxAttention
 from fastweights.models.block import Block
 from fastweights.models.cache import FastWeightsCache
 from fastweights.models.hf import FastWeightsForCausalLM
@@ -50,6 +52,15 @@ KINDS = ("_modules", "_parameters", "_buffers")
 
 _TRIED = torch.linspace(-9, 9, 31)
 """What an activation is told by."""
+
+_GATES: dict[PointwiseKind, Callable[[Tensor], Tensor]] = {
+    PointwiseKind.SILU_GATED: F.silu,
+    PointwiseKind.GELU_GATED: partial(F.gelu, approximate="tanh"),
+}
+"""Activations of gates that C computes."""
+
+ATTENTIONS = (SoftmaxAttention, SlidingWindow, OLMo2Attention)
+"""Mixers that project, turn, and attend, and do nothing else."""
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps what waits for its call."""
@@ -82,11 +93,12 @@ class LayerCalls(NamedTuple):
 
 
 class LayerModules(NamedTuple):
-    """The modules of a layer x ← x + W_o Attention(W_q n, W_k n, W_v n) of n = Norm x, then
-    x ← x + W_3 (act(W_1 n) ⊙ W_2 n) of n = Norm x.
+    """The modules of a layer x ← x + Norm' W_o Attention(Norm_q W_q n, Norm_k W_k n, W_v n) of
+    n = Norm x, then x ← x + Norm' W_3 (act(W_1 n) ⊙ W_2 n) of n = Norm x.
 
     Attributes:
-        norms: before the attention, and before the MLP
+        norms: before and behind the attention, then before and behind the MLP; None: no norm
+        head_norms: of queries and of keys, of each head or of all as one vector; None: no norm
         projections: W_q, W_k, W_v and W_o
         mlp: W_1, W_2 and W_3
         heads: of queries
@@ -94,7 +106,8 @@ class LayerModules(NamedTuple):
         activation: act
     """
 
-    norms: tuple[Any, Any]
+    norms: tuple[Any, Any, Any, Any]
+    head_norms: tuple[Any, Any]
     projections: tuple[Any, Any, Any, Any]
     mlp: tuple[Any, Any, Any]
     heads: int
@@ -152,8 +165,8 @@ class NativeStep(ABC):
         """The layers of the model, in order."""
 
     @abstractmethod
-    def prepare_norm(self, norm: Any) -> Call:
-        """What leaves the norm of x where the products read it."""
+    def prepare_norm(self, norm: Any, x: Tensor, to: Tensor) -> Call:
+        """What leaves the norm of the rows of x in `to`, which may be x."""
 
     @abstractmethod
     def refuses_cache(self, cache: Any) -> str | None:
@@ -206,21 +219,29 @@ class NativeStep(ABC):
         turning = [s.view(b, 1, -1) for s in both.view(-1).split([b * queries, b * keys])]
         value = self._room("value", values)
         read = self._room("read", w_o.in_features)
-        gated = [self._room(name, w_3.in_features) for name in ("gate", "z", "product")]
-        first, second = map(self.prepare_norm, parts.norms)
+        gate, z, product = (self._room(n, w_3.in_features) for n in ("gate", "z", "product"))
+        before, behind, before_mlp, behind_mlp = parts.norms
+        first, normed = self._norm_of_x(before)
+        second, normed_again = self._norm_of_x(before_mlp)
         add = self._pointwise(PointwiseKind.SUM, self._x, self._y, self._x)
-        gate, z, product = gated
+        project = [
+            *first,
+            *self._products(w_q, w_k, w_v, x=normed, to=[*turning, value]),
+            *chain.from_iterable(map(self._norm_in_place, parts.head_norms, turning)),
+        ]
         finish = [
             *self._products(w_o, x=read, to=[self._y]),
+            *self._norm_in_place(behind, self._y),
             add,
-            second,
-            *self._products(w_1, w_2, to=[gate, z]),
+            *second,
+            *self._products(w_1, w_2, x=normed_again, to=[gate, z]),
             self._gate(parts.activation, gate, z, product),
             *self._products(w_3, x=product, to=[self._y]),
+            *self._norm_in_place(behind_mlp, self._y),
             add,
         ]
         return LayerCalls(
-            library.chain([first, *self._products(w_q, w_k, w_v, to=[*turning, value])]),
+            library.chain(project),
             library.chain(finish),
             both.view(1, 1, b * (parts.heads + parts.kv_heads), -1),
             value.view(b, parts.kv_heads, 1, -1),
@@ -228,19 +249,35 @@ class NativeStep(ABC):
             parts.heads,
         )
 
+    def _norm_of_x(self, norm: Any) -> tuple[list[Call], Tensor]:
+        """What leaves the norm of x, and where; x itself where there is no norm."""
+        if norm is None:
+            return [], self._x
+        return [self.prepare_norm(norm, self._x, self._normed)], self._normed
+
+    def _norm_in_place(self, norm: Any, x: Tensor) -> list[Call]:
+        """What puts the norm of rows as wide as its weight in their place."""
+        if norm is None:
+            return []
+        width = 0 if getattr(norm, "weight", None) is None else norm.weight.numel()
+        _require(width > 0 and x.shape[-1] % width == 0, "a norm is not of heads, or of all")
+        rows = x.view(-1, width)
+        return [self.prepare_norm(norm, rows, rows)]
+
     def _gate(self, activation: nn.Module, gate: Tensor, z: Tensor, to: Tensor) -> Call:
         """What leaves act(gate) ⊙ z: by torch, so that it has the modules' bits, where weights have
         all of theirs."""
-        if self.rounds and torch.equal(activation(_TRIED), F.silu(_TRIED)):
-            return self._pointwise(PointwiseKind.GATED, gate, z, to)
+        tried = activation(_TRIED)
+        known = [kind for kind, compute in _GATES.items() if torch.equal(tried, compute(_TRIED))]
+        if self.rounds and known:
+            return self._pointwise(known[0], gate, z, to)
         return lambda: torch.mul(activation(gate), z, out=to)  # type: ignore[return-value]
 
     def _pointwise(self, kind: PointwiseKind, a: Tensor, b: Tensor, to: Tensor) -> Call:
         return library.PreparedCall("fw_pointwise", PointwiseCall(to.numel(), kind, a, b, to))
 
-    def _products(self, *layers: Any, to: list[Tensor], x: Tensor | None = None) -> list[Call]:
-        """What leaves the layers of x, or of the norm, in these tensors, as `project_each` does."""
-        x = self._normed if x is None else x
+    def _products(self, *layers: Any, x: Tensor, to: list[Tensor]) -> list[Call]:
+        """What leaves the layers of x in these tensors, as `project_each` does."""
         ends = zip(layers, to, strict=True)
         fitting = all(
             layer.in_features == x.shape[-1] and y.numel() == self.sequences * layer.out_features
@@ -280,6 +317,7 @@ class SoftmaxStep(NativeStep):
             SoftmaxToken(layer, rope, self._turns.get(rope) if self.rounds else None)
             for layer, rope in zip(self._layers, ropes, strict=True)
         ]
+        self._windows: list[int | None] = [block.mixer.window for block in self._blocks]
 
     def _room_of(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """Where cosines and sines of all sequences will be, at one place."""
@@ -291,7 +329,8 @@ class SoftmaxStep(NativeStep):
             _refuse_block(block)
             mixer, mlp = block.mixer, block.mlp
             yield LayerModules(
-                (block.mixer_norm, block.mlp_norm),
+                _norms_of(block),
+                (_none_if_identity(mixer.norm_q), _none_if_identity(mixer.norm_k)),
                 (mixer.W_q, mixer.W_k, mixer.W_v, mixer.W_o),
                 (mlp.W_1, mlp.W_2, mlp.W_3),
                 mixer.heads,
@@ -299,17 +338,17 @@ class SoftmaxStep(NativeStep):
                 mlp.activation,
             )
 
-    def prepare_norm(self, norm: Any) -> Call:
-        plain = type(norm) is HeadNorm and not norm.center
-        call = (
-            prepare_norm(RMSNorm(self._x, norm.weight, norm.eps), self._normed) if plain else None
-        )
+    def prepare_norm(self, norm: Any, x: Tensor, to: Tensor) -> Call:
+        plain = type(norm) in (HeadNorm, WholeNorm) and not norm.center
+        call = prepare_norm(RMSNorm(x, norm.weight, norm.eps), to) if plain else None
         return require_call(call, "a norm")
 
     def refuses_cache(self, cache: FastWeightsCache) -> str | None:
         if cache.records or not cache.states:
             return "its cache is empty, or can go back"
-        return None if self._states is cache.states else _refuses_states(cache, self.sequences)
+        if self._states is cache.states:
+            return None
+        return _refuses_states(cache, self.sequences, self._windows)
 
     def knows(self, cache: FastWeightsCache, padded: bool, positions: Tensor | None) -> bool:
         del padded  # the states know which tokens were
@@ -321,19 +360,22 @@ class SoftmaxStep(NativeStep):
     ) -> Tensor:
         del positions  # the states have them
         trunk, states, x = self.model.model, cast("list[Any]", cache.states), self._x
-        position, age = states[0].position, states[0].memory[2]
+        position = states[0].position
         embedded = trunk._embeddings(token[:, None], None)
         x.copy_(trunk._scale_and_position(embedded, position, None, None))
-        following = F.pad(age + 1, (0, 1), value=1)
-        there = following < FORGOTTEN
-        seen = None if bool(there.all()) else there[:, None, None]
+        following = {
+            window: _next_ages(state.memory[2], window)
+            for window, state in dict(zip(self._windows, states, strict=True)).items()
+        }
         turns, ahead, after = self._turn_to(position), position + 1, []
-        for layer, attention, state in zip(self._layers, self._attentions, states, strict=True):
+        layers = zip(self._layers, self._attentions, self._windows, states, strict=True)
+        for layer, attention, window, state in layers:
             self.project(layer)
             own = None if turns is None else self._spread(layer, turns.get(attention.rope))
+            age, seen = following[window]
             keys, values = attention.read(state.memory, own, seen)
             self.finish(layer)
-            after.append(MixerState((keys, values, following), {}, ahead))
+            after.append(MixerState(last_window(window, keys, values, age), {}, ahead))
         cache.advance(after, 1)
         self._states = cache.states
         return self.model.logits(trunk.norm(x))[:, -1]
@@ -441,30 +483,53 @@ def require_call(call: Call | None, what: str) -> Call:
     return call
 
 
+def _norms_of(block: Block) -> tuple[Any, Any, Any, Any]:
+    """Of a block: before and behind the mixer, before and behind the MLP."""
+    if block.post_norm:
+        return None, block.mixer_norm, None, block.mlp_norm
+    before, behind, before_mlp, behind_mlp = map(_none_if_identity, block.norms)
+    return before, behind, before_mlp, behind_mlp
+
+
+def _none_if_identity(norm: nn.Module | None) -> nn.Module | None:
+    return None if type(norm) is nn.Identity else norm
+
+
 def _refuse_block(block: Any) -> None:
     plain = type(block) is Block and block.shared is None
-    around = plain and not (block.parallel or block.post_norm or block.normalized)
-    _require(around, "its blocks are not x + Mixer(Norm x) and x + MLP(Norm x)")
+    around = plain and not (block.parallel or block.normalized)
+    _require(around, "its blocks are not x + Mixer(x) and x + MLP(x), with norms")
     mixer: Any = block.mixer
-    _require(type(mixer) is SoftmaxAttention, f"a mixer is {type(mixer).__name__}, not softmax")
-    extras = mixer.window is not None or mixer.W_g is not None
-    normed = type(mixer.norm_q) is not nn.Identity or type(mixer.norm_k) is not nn.Identity
-    _require(not (extras or normed), "its attention has a window, a gate or norms of heads")
+    _require(type(mixer) in ATTENTIONS, f"a mixer is {type(mixer).__name__}, not softmax")
+    _require(mixer.W_g is None, "its attention has a gate")
     _require(type(block.mlp) is GatedMLP, "an MLP is not gated")
     q, k = torch.empty(1, 1, mixer.heads, 1), torch.empty(1, 1, mixer.kv_heads, 1)
-    taken = select(Softmax(q, k, k)).compute is attend_token_natively
+    taken = select(Softmax(q, k, k, mixer.window)).compute is attend_token_natively
     _require(taken, "attention to one token goes to another kernel")
 
 
-def _refuses_states(cache: FastWeightsCache, sequences: int) -> str | None:
+def _next_ages(age: Tensor, window: int | None) -> tuple[Tensor, Tensor | None]:
+    """The ages ``[b s+1]`` of cached tokens and of the next one, and which of them it sees ``[b 1 1
+    s+1]``, None for all.
+    """
+    following = F.pad(age + 1, (0, 1), value=1)
+    there = following < FORGOTTEN if window is None else following <= window
+    return following, None if bool(there.all()) else there[:, None, None]
+
+
+def _refuses_states(
+    cache: FastWeightsCache, sequences: int, windows: Sequence[int | None]
+) -> str | None:
     """Why not all layers have read the same tokens of so many sequences."""
-    first, *others = cast("tuple[Any, ...]", cache.states)
+    states = cast("tuple[Any, ...]", cache.states)
     if cache.batch_size != sequences:
         return f"its cache holds {cache.batch_size} sequences, not {sequences}"
-    parts = [part for state in (first, *others) for part in state.memory[:2]]
+    parts = [part for state in states for part in state.memory[:2]]
     if any(part.dtype is not torch.float32 for part in parts):
         return "its cache is not float32"
-    ages = all(torch.equal(state.memory[2], first.memory[2]) for state in others)
-    if not ages or not all(torch.equal(state.position, first.position) for state in others):
+    ages = dict(zip(windows, (state.memory[2] for state in states), strict=True))
+    each = zip(windows, states, strict=True)
+    same = all(torch.equal(state.memory[2], ages[window]) for window, state in each)
+    if not same or not all(torch.equal(state.position, states[0].position) for state in states):
         return "its layers have not read the same tokens"
-    return None if first.memory[2].numel() else "it has read no token"
+    return None if all(age.numel() for age in ages.values()) else "it has read no token"

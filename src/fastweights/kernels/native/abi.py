@@ -243,10 +243,11 @@ class RotationCall(NamedTuple):
 
 
 class PointwiseKind(IntEnum):
-    """The enumeration of pointwise.h: a + b, or silu(a) b."""
+    """The enumeration of pointwise.h: a + b, silu(a) b, or gelu(a) b."""
 
     SUM = 0
-    GATED = 1
+    SILU_GATED = 1
+    GELU_GATED = 2
 
 
 class PointwiseCall(NamedTuple):

@@ -4,15 +4,18 @@
 #include "vector.h"
 
 /* By e^-|x|, which nothing is too large for */
-INLINE vec silu(vec x)
+INLINE vec sigmoid(vec x)
 {
     vec small = vexp(choose(x < 0, x, -x));
-    return x * choose(x < 0, small, broadcast(1)) / (1.0f + small);
+    return choose(x < 0, small, broadcast(1)) / (1.0f + small);
 }
 
 INLINE vec computed(int64_t kind, vec a, vec b)
 {
-    return kind == SUM ? a + b : silu(a) * b;
+    const float root = 1.5957691216f; /* √(8/π) */
+    if (kind == SUM)
+        return a + b;
+    return a * sigmoid(kind == GELU_GATED ? root * (a + 0.044715f * a * a * a) : a) * b;
 }
 
 int FOR_ISA(fw_pointwise)(const Pointwise *p)

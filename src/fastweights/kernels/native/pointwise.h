@@ -4,8 +4,9 @@
 
 #include "problem.h"
 
-/* to = a + b, or silu(a) b with silu(a) = a / (1 + e^-a); all [count] */
-enum { SUM, GATED };
+/* to = a + b, or act(a) b with silu(a) = a σ(a) and, as by tanh, gelu(a) = a σ(√(8/π) (a + .044715
+ * a³)), σ(x) = 1 / (1 + e^-x); all [count] */
+enum { SUM, SILU_GATED, GELU_GATED };
 
 typedef struct {
     int64_t count, kind;

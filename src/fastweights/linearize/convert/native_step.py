@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from fastweights.kernels.native import library
 from fastweights.kernels.native.window_token import HeadTokens, TokenStreams
@@ -41,7 +42,7 @@ from fastweights.models.native_step import (
 )
 from fastweights.models.quantize import Int8Linear
 from fastweights.models.token_reader import NoStepError
-from fastweights.ops.normalization import RMSNorm, prepare_norm
+from fastweights.ops.normalization import RMSNorm, prepare_norm, rms_normalize
 from fastweights.ops.rotation import Rotation, prepare_rotation
 from fastweights.recurrence import Recurrence
 from fastweights.recurrence.head_groups import HeadGroups
@@ -150,24 +151,30 @@ class LinearizedStep(NativeStep):
         for attention in self._attentions:
             _require_attention(attention)
         self._softmax = softmax_name(implementation_of(model.config))
+        self._copied: list[tuple[Tensor, int]] = []
         super().__init__(model, sequences, hooked=(take_memory,), exact=exact)
         self._modes = [a.__dict__ for a in self._attentions if hasattr(a, "linear_branch")]
         width = self._attentions[0].head_dim
-        self._turns = self._room("cosines", width), self._room("sines", width)
+        self._kinds = _rotary_kinds(model, len(self._layers))
+        self._turns = {
+            kind: (self._room(f"cosines {kind}", width), self._room(f"sines {kind}", width))
+            for kind in self._kinds
+        }
         turned = [
             self._room("turned", layer.turning.numel() // sequences).view(layer.turning.shape)
             for layer in self._layers
         ]
         self._turned = [layer.divide(own) for layer, own in zip(self._layers, turned, strict=True)]
         self._begun = [
-            library.chain([*layer.project, *self._rotations_of(layer, own)])
-            for layer, own in zip(self._layers, self._turned, strict=True)
+            library.chain([*layer.project, *self._rotations_of(layer, own, self._turns[kind])])
+            for layer, own, kind in zip(self._layers, self._turned, self._kinds, strict=True)
         ]
         head = model.lm_head
         if not hasattr(head, "out_features"):
             raise NoStepError("its head is not a product")
         self._logits = self._room("logits", head.out_features)
-        self._end = library.chain([self.prepare_norm(model.model.norm), *self._calls_of_head(head)])
+        last = self.prepare_norm(model.model.norm, self._x, self._normed)
+        self._end = library.chain([last, *self._calls_of_head(head)])
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
         judged = _verdict(model) is not None or (sequences == 1 and not self.rounds)
         alone = self if judged else LinearizedStep(model, 1, exact=True)
@@ -179,7 +186,8 @@ class LinearizedStep(NativeStep):
             own, mlp = layer.self_attn, layer.mlp
             require_products(own.q_proj, own.k_proj)
             yield LayerModules(
-                (layer.input_layernorm, layer.post_attention_layernorm),
+                _norms_of(layer),
+                (getattr(own, "q_norm", None), getattr(own, "k_norm", None)),
                 (own.q_proj, own.k_proj, own.v_proj, own.o_proj),
                 (mlp.gate_proj, mlp.up_proj, mlp.down_proj),
                 own.q_proj.out_features // own.head_dim,
@@ -187,18 +195,38 @@ class LinearizedStep(NativeStep):
                 mlp.act_fn,
             )
 
-    def prepare_norm(self, norm: Any) -> Call:
-        x, normed = self._x, self._normed
-        if hasattr(norm, "variance_epsilon"):  # that of Llama
-            if self.rounds:
-                of_x = RMSNorm(x, norm.weight, norm.variance_epsilon)
-                return require_call(prepare_norm(of_x, normed), "a norm")
-            return partial(_normalize, x, norm.weight, norm.variance_epsilon, normed)
+    def prepare_norm(self, norm: Any, x: Tensor, to: Tensor) -> Call:
+        llamas = hasattr(norm, "variance_epsilon")
+        if self.rounds and (rms := self._rms_norm(norm, x, llamas)) is not None:
+            return require_call(prepare_norm(rms, to), "a norm")
+        if llamas:
+            return partial(_normalize, x, norm.weight, norm.variance_epsilon, to)
 
         def call() -> None:
-            normed.copy_(norm.forward(x))
+            to.copy_(norm.forward(x))
 
         return call
+
+    def _rms_norm(self, norm: Any, x: Tensor, llamas: bool) -> RMSNorm | None:
+        """The norm of x, where it is what it seems to be: Llama's, or one that tried out is RMSNorm
+        by other weights, such as 1 + w, of which this has a copy."""
+        if llamas:
+            return RMSNorm(x, norm.weight, norm.variance_epsilon)
+        if not hasattr(norm, "eps") or norm.weight.is_inference():
+            return None
+        one = torch.ones(norm.weight.numel())
+        weight = norm.forward(one) * (1 + norm.eps) ** 0.5
+        tried = torch.linspace(-1, 2, len(one))
+        if not torch.allclose(
+            norm.forward(tried), rms_normalize(tried, weight, norm.eps), 1e-5, 1e-6
+        ):
+            return None
+        self._copied.append((norm.weight, norm.weight._version))
+        return RMSNorm(x, weight, norm.eps)
+
+    @property
+    def stale(self) -> bool:
+        return super().stale or any(w._version != version for w, version in self._copied)
 
     def refuses_cache(self, cache: Any) -> str | None:
         if any(type(own["linear_mode"]) is not Student for own in self._modes):
@@ -222,8 +250,10 @@ class LinearizedStep(NativeStep):
             places = positions.tolist()
         at = torch.tensor(places[:1] if len({*places}) == 1 else places)[:, None]
         x.copy_(trunk.embed_tokens(token[:, None]))
-        for turn, own in zip(self._turns, trunk.rotary_emb(x, position_ids=at), strict=True):
-            turn.copy_(own)
+        for kind, turns in self._turns.items():
+            chosen = {} if kind is None else {"layer_type": kind}
+            for turn, own in zip(turns, trunk.rotary_emb(x, at, **chosen), strict=True):
+                turn.copy_(own)
         for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
             for call in self._begun[i]:
                 call()
@@ -249,18 +279,21 @@ class LinearizedStep(NativeStep):
             o = branch(q, k, value, None, None, memory)
         else:
             scaling = {"scaling": attention.scaling, "dropout": 0.0}
-            o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, None, **scaling)
+            seen = _mask_of_all(memory, k)
+            o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, seen, **scaling)
         layer.read.view(o.shape).copy_(o)
 
     def _calls_of_head(self, head: Any) -> list[Call]:
         """What leaves the logits of the norm."""
         if type(head) is Int8Linear:
-            return self._products(head, to=[self._logits])
+            return self._products(head, x=self._normed, to=[self._logits])
         return [lambda: self._logits.copy_(head(self._normed))]  # type: ignore[list-item,return-value]
 
-    def _rotations_of(self, layer: LayerCalls, turned: tuple[Tensor, Tensor]) -> list[Call]:
+    def _rotations_of(
+        self, layer: LayerCalls, turned: tuple[Tensor, Tensor], turns: tuple[Tensor, Tensor]
+    ) -> list[Call]:
         """What turns queries and keys by the cosines and sines of all channels, as Llama does."""
-        cosines, sines = (turn[:, :, None] for turn in self._turns)
+        cosines, sines = (turn[:, :, None] for turn in turns)
         return [
             require_call(prepare_rotation(Rotation(x, cosines, sines), y), "a rotation")
             for x, y in zip(layer.divide(layer.turning), turned, strict=True)
@@ -316,15 +349,32 @@ def _layers_of(model: Any) -> list[Any]:
         raise NoStepError(f"its layers have not Llama's form ({error})") from error
 
 
+def _mask_of_all(memory: Any, keys: Tensor) -> Tensor | None:
+    """That of a full window, whose tokens are all seen, as transformers gives it: sums of tokens
+    without one are rounded otherwise."""
+    window, count = getattr(memory, "sliding_window", None), keys.shape[2]
+    full = window is not None and count >= window
+    return torch.ones(1, 1, 1, count, dtype=torch.bool) if full else None
+
+
+def _norms_of(layer: Any) -> tuple[Any, Any, Any, Any]:
+    """Before and behind the attention, before and behind the MLP: of Llama's names two, of Gemma's
+    four, of OLMo 2's the two behind."""
+    names = "input", "post_attention", "pre_feedforward", "post_feedforward"
+    first, second, third, last = (getattr(layer, f"{name}_layernorm", None) for name in names)
+    return (first, None, second, None) if last is None else (first, second, third, last)
+
+
+def _rotary_kinds(model: Any, layers: int) -> list[str | None]:
+    """By layer: which of the model's rotary embeddings it turns by, None where there is one."""
+    several = "layer_type" in signature(model.model.rotary_emb.forward).parameters
+    return list(model.config.layer_types) if several else [None] * layers
+
+
 def _require_attention(attention: Any) -> None:
     if not hasattr(attention, "head_dim"):
         raise NoStepError("its attention does not say how wide a head is")
-    if hasattr(attention, "q_norm") or hasattr(attention, "k_norm"):
-        raise NoStepError("its attention has norms of heads")
-    linear = hasattr(attention, "linear_branch")
-    if not linear and getattr(attention, "sliding_window", None) is not None:
-        raise NoStepError("a layer is softmax in a window")
-    if not linear and getattr(attention, "linear_log_scale", 0):
+    if not hasattr(attention, "linear_branch") and getattr(attention, "linear_log_scale", 0):
         raise NoStepError("a softmax layer has no positions")
 
 
@@ -338,8 +388,11 @@ def _refuses_layer(
             return "its cache is empty, or can go back"
         kept = memory.state[0]
     else:
-        if type(memory) is not DynamicLayer or memory.keys is None:
+        plain = type(memory) in (DynamicLayer, DynamicSlidingWindowLayer)
+        if not plain or memory.keys is None:
             return "its cache is empty, or not of plain keys and values"
+        if getattr(memory, "record_past", False):
+            return "its cache can go back"
         kept = memory.keys
     if len(kept) != sequences:
         return f"its cache holds {len(kept)} sequences, not {sequences}"
@@ -348,5 +401,5 @@ def _refuses_layer(
 
 def _normalize(x: Tensor, weight: Tensor, epsilon: float, to: Tensor) -> None:
     """x / √(mean x² + ε) ⊙ weight, rounded as Llama's RMSNorm does."""
-    scale = torch.mul(x, x, out=to).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    scale = x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
     torch.mul(weight, torch.mul(x, scale, out=to), out=to)

@@ -206,7 +206,6 @@ _LLAMA = (
     *(f"self_attn.{name}_proj" for name in "qkvo"),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
     "mlp.act_fn",
-    "input_layernorm",
     "post_attention_layernorm",
 )
 
