@@ -153,10 +153,14 @@ class CacheReader:
         key: ``[b g 1 k]``, where its keys will be
         value: ``[b g 1 v]``, where its values will be
         o: ``[b g r v]``, where what it reads belongs
+        scale: what scores are multiplied by; None: 1/√k
     """
 
-    def __init__(self, q: Tensor, key: Tensor, value: Tensor, o: Tensor) -> None:
+    def __init__(
+        self, q: Tensor, key: Tensor, value: Tensor, o: Tensor, scale: float | None = None
+    ) -> None:
         self._q, self._key, self._value, self._o = q, key, value, o
+        self._scale = q.shape[-1] ** -0.5 if scale is None else scale
         self._rooms: tuple[Tensor, ...] = ()
 
     def read(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,7 +185,7 @@ class CacheReader:
         rooms = tuple(part.room.whole for part in lying)
         parts = _parts(b * g * r, max(room.shape[2] for room in rooms), self._o.shape[-1])
         problem = _problem(self._q, keys, values, self._o, parts)
-        problem = problem._replace(key=self._key, value=self._value)
+        problem = problem._replace(scale=self._scale, key=self._key, value=self._value)
         self._call = library.PreparedCall("fw_attend", problem, kept=rooms)
         memory: Any = self._call.memory
         self._numbers = np.ndarray((abi.size(abi.TokenAttentionCall) // 8,), np.int64, memory)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from fastweights.kernels.attention import CacheReader
+from fastweights.kernels.growing import append, drop_oldest
 from fastweights.kernels.native import library
 from fastweights.kernels.native.window_token import HeadTokens, TokenStreams
 from fastweights.linearize.convert.attention import attend, take_memory
@@ -176,6 +178,7 @@ class LinearizedStep(NativeStep):
         last = self.prepare_norm(model.model.norm, self._x, self._normed)
         self._end = library.chain([last, *self._calls_of_head(head)])
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
+        self._readers = list(map(_reader_of, self._attentions, self._layers, self._turned))
         judged = _verdict(model) is not None or (sequences == 1 and not self.rounds)
         alone = self if judged else LinearizedStep(model, 1, exact=True)
         if not _has_the_modules_bits(alone):
@@ -270,18 +273,39 @@ class LinearizedStep(NativeStep):
         reads, attention = self._tokens[i], self._attentions[i]
         if reads is not None and reads.read(memory, places):
             return
+        if reads is None:
+            self._attend_softmax(i, layer, memory)
+            return
         q, k = (turned.clone() for turned in self._turned[i])
         k, value = memory.update(k.transpose(1, 2), layer.value)
-        if reads is not None:
-            k, value, branch = k.transpose(1, 2), value.transpose(1, 2), attention.linear_branch
-            if positions is not None:
-                q, k = branch.align(q, k, positions[:, None], None, None, memory.state)
-            o = branch(q, k, value, None, None, memory)
-        else:
-            scaling = {"scaling": attention.scaling, "dropout": 0.0}
-            seen = _mask_of_all(memory, k)
-            o, _ = attend(self._softmax, attention, q.transpose(1, 2), k, value, seen, **scaling)
+        k, value, branch = k.transpose(1, 2), value.transpose(1, 2), attention.linear_branch
+        if positions is not None:
+            q, k = branch.align(q, k, positions[:, None], None, None, memory.state)
+        o = branch(q, k, value, None, None, memory)
         layer.read.view(o.shape).copy_(o)
+
+    def _attend_softmax(self, i: int, layer: LayerCalls, memory: Any) -> None:
+        """The same of a softmax layer, whose cache grows where it is: by torch, so that it has the
+        modules' bits, where weights have all of theirs."""
+        attention, (q, k) = self._attentions[i], self._turned[i]
+        if self.rounds and (reader := self._readers[i]) is not None:
+            keys, values = reader.read(memory.keys, memory.values)
+        else:
+            keys, values = (
+                append(memory.keys, k.transpose(1, 2)),
+                append(memory.values, layer.value),
+            )
+            scaling = {"scaling": attention.scaling, "dropout": 0.0}
+            seen = _mask_of_all(memory, keys)
+            o, _ = attend(
+                self._softmax, attention, q.transpose(1, 2), keys, values, seen, **scaling
+            )
+            layer.read.view(o.shape).copy_(o)
+        if (window := getattr(memory, "sliding_window", None)) is not None:
+            memory.cumulative_length += 1
+            gone = max(0, keys.shape[2] - window + 1)
+            keys, values = drop_oldest(keys, gone), drop_oldest(values, gone)
+        memory.keys, memory.values = keys, values
 
     def _calls_of_head(self, head: Any) -> list[Call]:
         """What leaves the logits of the norm."""
@@ -308,6 +332,18 @@ class LinearizedStep(NativeStep):
         v, o = layer.value.transpose(1, 2), layer.read.unflatten(-1, (layer.heads, -1))
         each = zip(*(s.split(1) for s in (*turned, v, o)), strict=True)
         return BranchToken(attention.linear_branch, [TokenStreams(*own) for own in each])
+
+
+def _reader_of(
+    attention: Any, layer: LayerCalls, turned: tuple[Tensor, Tensor]
+) -> CacheReader | None:
+    """What reads tokens of a softmax layer, None of a linear layer."""
+    if hasattr(attention, "linear_branch"):
+        return None
+    (q, k), (b, g) = turned, layer.value.shape[:2]
+    o = layer.read.view(b, g, layer.heads // g, -1)
+    q, k = q.view(b, g, layer.heads // g, -1), k.view(b, g, 1, -1)
+    return CacheReader(q, k, layer.value, o, attention.scaling)
 
 
 def _verdict(model: Any) -> bool | None:
