@@ -30,12 +30,13 @@ from fastweights.lab.bench.report import open_report
 from fastweights.lab.evals.items import SOURCES
 from fastweights.lab.evals.needles import NeedleGrid, measure_needles
 from fastweights.lab.evals.score import score
-from fastweights.linearize import Teacher, use_mode
+from fastweights.linearize import Teacher, branches, use_mode
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.evaluate.comparison import StreamingSoftmax
+from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.train import AdamW, Every, StopOnSignal, tokenize_sources
 from fastweights.training.data.documents import Data
 from fastweights.training.language.perplexity import nll_by_position
@@ -62,18 +63,21 @@ class Method:
         rates: Peak learning rates of its stages.
         window: Softmax's window, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
+        ranked: The name of the criterion that chooses as many layers in their place; None: none.
     """
 
     recipe: str
     rates: tuple[float, float] = (1e-3, 1e-4)
     window: int | None = None
     kept: int | None = None
+    ranked: str | None = None
 
 
 METHODS = {
     "landmarks": Method("landmarks"),
     "landmarks, longer windows": Method("landmarks", window=112),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
+    "landmarks, one softmax layer in four, by recall": Method("landmarks", kept=4, ranked="recall"),
     "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
 }
 AUTHORS = "LoLCATs by its authors"
@@ -163,7 +167,7 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
         write_json(clock, time.perf_counter() - start)
     model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=chosen.dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
-    caches = plan(conversion.model, conversion.recipe, layers=conversion.layers).caches
+    caches = plan(conversion.model, conversion.recipe, layers=tuple(branches(model))).caches
     states = {cache.layer: cache.state for cache in caches if cache.state}
     equal = {one.layer: max(2, states[one.layer] // one.token) for one in caches if one.state}
     common = {"model": Path(chosen.model).stem, "method": name, "tokens": chosen.tokens}
@@ -194,13 +198,16 @@ def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     if method.window is not None:
         recipe = replace(recipe, analog=replace(recipe.analog, window=method.window))
     model = str(model_source(chosen.model))
-    layers = None
+    layers, chosen_by = None, {}
     if method.kept is not None:
         every = [one.layer for one in plan(model, recipe).converted]
-        layers = tuple(layer for layer in every if (layer + 1) % method.kept)
-    return Conversion(
-        model, data, _trained(recipe, method, chosen.tokens), layers=layers, dtype=chosen.dtype
-    )
+        if method.ranked is None:
+            layers = tuple(layer for layer in every if (layer + 1) % method.kept)
+        else:
+            count = len(every) // method.kept
+            chosen_by = {"softmax_layers": count, "rank_by": CRITERIA[method.ranked]}
+    trained = _trained(recipe, method, chosen.tokens)
+    return Conversion(model, data, trained, layers=layers, dtype=chosen.dtype, **chosen_by)
 
 
 def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> LinearizationRecipe:
