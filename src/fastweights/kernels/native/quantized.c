@@ -313,12 +313,12 @@ INLINE void read_groups_of_halves(const Reading *t, long own, long inputs, int r
 
 /* ---- products ---- */
 
-/* A tile of a kind of codes: some outputs, of which each takes so many bytes, of some rows. */
-INLINE void tile_of(Read *read, long bytes, const QuantizedProduct *p, long r, long o, int rows,
+/* A tile of a kind of codes, of which there are so many in a byte: some outputs of some rows. */
+INLINE void tile_of(Read *read, long in_a_byte, const QuantizedProduct *p, long r, long o, int rows,
                     int count)
 {
-    long groups = groups_of(p),
-         group_bytes = read == read_groups_of_bytes ? GROUP_INPUTS : GROUP_INPUTS / 2;
+    long groups = groups_of(p), bytes = p->inputs / in_a_byte,
+         group_bytes = GROUP_INPUTS / in_a_byte;
     lanes sum[2][SIDE] = {0};
     Reading t;
     t.ahead = ahead(bytes);
@@ -344,21 +344,21 @@ INLINE void tile_of(Read *read, long bytes, const QuantizedProduct *p, long r, l
 INLINE void tile_of_bytes(const void *product, long r, long o, int rows, int count)
 {
     const QuantizedProduct *p = product;
-    tile_of(read_groups_of_bytes, p->inputs, p, r, o, rows, count);
+    tile_of(read_groups_of_bytes, 1, p, r, o, rows, count);
 }
 
 INLINE void tile_of_halves(const void *product, long r, long o, int rows, int count)
 {
     const QuantizedProduct *p = product;
-    tile_of(read_groups_of_halves, p->inputs / 2, p, r, o, rows, count);
+    tile_of(read_groups_of_halves, 2, p, r, o, rows, count);
 }
 
-/* A task of one of the products that follow one another; `halve` is 1 for bytes and 2 for half bytes. */
-INLINE int run(Tile *tile, long halve, const QuantizedProduct *p, long index)
+/* A task of one of the products that follow one another. */
+INLINE int run(Tile *tile, long in_a_byte, const QuantizedProduct *p, long index)
 {
-    for (long own; index >= (own = tasks_of(p->outputs, p->inputs / halve)); p++)
+    for (long own; index >= (own = tasks_of(p->outputs, p->inputs / in_a_byte)); p++)
         index -= own;
-    run_task(tile, p, p->rows, p->outputs, p->inputs / halve, index);
+    run_task(tile, p, p->rows, p->outputs, p->inputs / in_a_byte, index);
     return DONE;
 }
 
@@ -372,11 +372,11 @@ static int task_of_halves(const void *problem, long index)
     return run(tile_of_halves, 2, problem, index);
 }
 
-INLINE long tasks_of_all(const QuantizedProduct *p, long halve)
+INLINE long tasks_of_all(const QuantizedProduct *p, long in_a_byte)
 {
     long sum = 0;
     for (long i = 0; i <= p->following; i++)
-        sum += tasks_of(p[i].outputs, p[i].inputs / halve);
+        sum += tasks_of(p[i].outputs, p[i].inputs / in_a_byte);
     return sum;
 }
 
