@@ -1,11 +1,11 @@
 """A pretrained model converted: ``python benchmarks/linearize_pretrained.py MODEL OUT --data DATA``
 
 MODEL is what `make real` fetches, such as models/smollm2.gguf; DATA holds alpaca_5000.json,
-wikitext2_raw_{valid,test}.txt, a book (moby_dick.txt) and lambada_openai_test.jsonl, gzipped or
-not. Beside the model's own softmax stand conversions and StreamingLLM in as many bytes: nothing but
-a window and four sinks, untrained; with ``--authors CHECKOUT`` LoLCATs by its authors' code too.
-Every conversion is a run of its own in OUT, and can be stopped and started again. All is computed
-in one dtype, softmax too.
+wikitext2_raw_{valid,test}.txt, books (moby_dick.txt, to be read alone, and those of `BOOKS`) and
+lambada_openai_test.jsonl, gzipped or not. Beside the model's own softmax stand conversions and
+StreamingLLM in as many bytes: nothing but a window and four sinks, untrained; with ``--authors
+CHECKOUT`` LoLCATs by its authors' code too. Every conversion is a run of its own in OUT, and can be
+stopped and started again. All is computed in one dtype, softmax too.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Method:
         window: Softmax's window, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
         ranked: The name of the criterion that chooses as many layers in their place; None: none.
+        texts: The files that it is placed and trained on.
     """
 
     recipe: str
@@ -71,13 +72,16 @@ class Method:
     window: int | None = None
     kept: int | None = None
     ranked: str | None = None
+    texts: tuple[str, ...] = ("alpaca_5000.json",)
 
 
+BOOKS = "anna_karenina.txt", "bleak_house.txt", "don_quixote.txt", "war_and_peace.txt"
 METHODS = {
     "landmarks": Method("landmarks"),
     "landmarks, longer windows": Method("landmarks", window=112),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
     "landmarks, one softmax layer in four, by recall": Method("landmarks", kept=4, ranked="recall"),
+    "landmarks, from books": Method("landmarks", texts=BOOKS),
     "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
 }
 AUTHORS = "LoLCATs by its authors"
@@ -192,8 +196,8 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
 def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     """One conversion as a value."""
     method = METHODS[name]
-    text = str(_file(chosen.data, "alpaca_5000.json"))
-    data = Data((text,), length=SHORT, held_out=1 << 13)
+    texts = tuple(str(_file(chosen.data, name)) for name in method.texts)
+    data = Data(texts, length=SHORT, held_out=1 << 13)
     recipe = RECIPES[method.recipe]
     if method.window is not None:
         recipe = replace(recipe, analog=replace(recipe.analog, window=method.window))
