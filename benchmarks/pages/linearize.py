@@ -130,18 +130,28 @@ def pretrained() -> str:
         "numbers found",
         "at 2,048",
         "minutes",
+        "commit",
     )
-    untrained, trained = (f"{origin(name)}; {_dtype(name)}" for name in PRETRAINED)
-    machine = f"Untrained: {untrained}. Trained: {trained}."
-    return f"{machine}\n\n{table(columns, map(_pretrained, sorted(rows, key=_by_state)))}"
+    machine = origin(PRETRAINED[-1]).partition("; ")[2]
+    lines = table(columns, map(_pretrained, sorted(rows, key=_by_state)))
+    return f"The last with: {machine}; {_dtype(PRETRAINED[-1])}.\n\n{lines}"
 
 
 def _pretrained_rows() -> list[Row]:
-    return [row for name in PRETRAINED for row in rows_of(name)]
+    return [
+        {**row, "commit": results(name)["header"]["commit"][:9]}
+        for name in PRETRAINED
+        for row in rows_of(name)
+    ]
 
 
-PRETRAINED = "linearize_pretrained", "linearize_pretrained_trained"
-"""Files of results: of untrained conversions, and of trained ones."""
+PRETRAINED = (
+    "linearize_pretrained",
+    "linearize_pretrained_trained",
+    "linearize_pretrained_gemma",
+    "linearize_pretrained_more",
+)
+"""Files of results, the last measured last."""
 
 
 def _dtype(name: str) -> str:
@@ -149,11 +159,14 @@ def _dtype(name: str) -> str:
 
 
 def _by_state(row: Row) -> tuple[Any, ...]:
-    """Softmax first, then from the largest state to the smallest, StreamingLLM's before others."""
+    """SmolLM2 first, of each model softmax, then from the largest state to the smallest,
+    StreamingLLM's before others."""
     attention = row["attention"]
-    return row["model"], attention != SOFTMAX, -row["state"], attention != STREAMING, row["tokens"]
+    smaller = row["model"] != SMOLLM2, row["model"]
+    return *smaller, attention != SOFTMAX, -row["state"], attention != STREAMING, row["tokens"]
 
 
+SMOLLM2 = "smollm2"
 SOFTMAX, STREAMING = "softmax", "StreamingLLM"
 
 
@@ -170,12 +183,17 @@ def _pretrained(row: Row) -> list[str]:
         f"{found['mean']:.0%}",
         f"{mean(found['accuracy'][-1]):.0%}",
         f"{row['seconds'] / 60:.1f}" if converted else "",
+        row["commit"],
     ]
 
 
 def pretrained_picture() -> bytes:
-    """Perplexity over the bytes of the state; filled where something was trained."""
-    rows = _pretrained_rows()
+    """Perplexity of SmolLM2 over the bytes of the state; filled where something was trained."""
+    rows = [
+        row
+        for row in _pretrained_rows()
+        if row["model"] == SMOLLM2 and not row["softmax_layers"]
+    ]
     names = list(dict.fromkeys(row["attention"] for row in rows if row["attention"] != SOFTMAX))
     drawing, axes = canvas(1, 2, 4.4, 3.2)
     for panel, (field, title) in zip(axes[0], TEXTS.items(), strict=True):

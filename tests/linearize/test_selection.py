@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,9 +117,27 @@ def test_softmax_layers_have_their_own_weights(linear: tuple[int, ...]) -> None:
     with torch.no_grad(), use_mode(built, mode):
         want = next_logits(built, inputs())
     models, softmax = Candidates(model, lambda: llama(3)), next_logits(llama(3), inputs())
-    assert_close(models.logits(inputs(), linear), want, f"{linear} linear, and changed")
-    assert_close(models.softmax_logits(inputs()), softmax.detach(), "the softmax model")
+    of_softmax, found = (read.next_logits() for read in models.read(inputs(), [linear]))
+    assert_close(found, want, f"{linear} linear, and changed")
+    assert_close(of_softmax, softmax.detach(), "the softmax model")
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_layers_before_the_first_linear_one_are_computed_once() -> None:
+    model, choices = linear_llama(layers=3), [(), (0,), (2,), (1, 2)]
+    calls = [0, 0, 0]
+    for layer, block in enumerate(model.model.layers):
+        count = partial(_count, calls, layer)
+        block.self_attn.register_forward_pre_hook(count)
+    _, *found = (read.next_logits() for read in Candidates(model).read(inputs(), choices))
+    assert calls == [3, 4, 5]
+    for linear, logits in zip(choices, found, strict=True):
+        with torch.no_grad(), use_mode(model, LinearLayers(linear)):
+            assert torch.equal(logits, next_logits(model, inputs()))
+
+
+def _count(calls: list[int], layer: int, *_: object) -> None:
+    calls[layer] += 1
 
 
 @torch.no_grad()

@@ -271,6 +271,13 @@ def aligned_layers(model: nn.Module, blocks: bool) -> dict[int, str]:
     }
 
 
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """Return the blocks of a linearized model: the module list that holds the attentions, an empty
+    one where none does."""
+    lists = (m for m in model.modules() if isinstance(m, nn.ModuleList))
+    return next((m for m in lists if attentions_with_branch(m)), nn.ModuleList())
+
+
 def block_of(model: nn.Module, path: str) -> str:
     """Return the path of the block that a module is in.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fastweights.linearize.convert.attention import branches
+from fastweights.linearize.convert.attention import blocks, branches
 from fastweights.linearize.convert.modes import Mode
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.distill.fit import TRAINED, fit, load_parameters
@@ -38,14 +38,6 @@ NO_BRANCH_MARKER = "passed"
 
 class _FinishedError(Exception):
     """Raised when a block has given its output and the rest of the forward pass is not needed."""
-
-
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """Return the blocks of a linearized model: the module list that holds the attentions."""
-    found = [
-        m for m in model.modules() if isinstance(m, nn.ModuleList) and attentions_with_branch(m)
-    ]
-    return found[0]
 
 
 def transfer_blockwise(

@@ -5,19 +5,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fastweights.linearize.convert.attention import aligned_layers, attention_at, branches, use_mode
+from fastweights.linearize.convert.attention import (
+    aligned_layers,
+    attention_at,
+    blocks,
+    branches,
+    use_mode,
+)
 from fastweights.linearize.convert.modes import AttentionCall, Mode
+from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.evaluate.far_text import far_text
-from fastweights.linearize.evaluate.logits import kl, next_logits, teacher_logits
+from fastweights.linearize.evaluate.logits import (
+    ReadOut,
+    kl,
+    read_out,
+    read_teacher,
+)
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
+from fastweights.training.language.adapters import has_adapters
 
 OCTAVES = 40
 """Of distances: more than any text has."""
@@ -58,19 +71,20 @@ class Candidates:
     model: Any
     original: Callable[[], Any] | None = None
 
-    def softmax_logits(self, inputs: Inputs) -> Tensor:
-        """Compute `next_logits` of the softmax model."""
-        if self.original is None:
-            return teacher_logits(self.model, inputs)
-        with torch.no_grad():
-            return next_logits(self.original(), inputs)
-
     @torch.no_grad()
-    def logits(self, inputs: Inputs, layers: Collection[int]) -> Tensor:
-        """Compute `next_logits` with linear attention in these layers, and softmax in the
-        others."""
-        with self._own_weights(layers), use_mode(self.model, LinearLayers(layers)):
-            return next_logits(self.model, inputs)
+    def read(self, inputs: Inputs, choices: Sequence[Collection[int]]) -> Iterator[ReadOut]:
+        """Read the inputs by the softmax model, then with linear attention in each choice of layers
+        and softmax in the others. The layers before the first linear one are not computed again.
+        """
+        with _block_inputs(self.model) as states:
+            softmax = None if self.original is None else read_out(self.original(), inputs)
+            softmax = softmax or read_teacher(self.model, inputs)
+        yield softmax
+        for layers in choices:
+            linear = self._own_weights(layers), use_mode(self.model, LinearLayers(layers))
+            with linear[0], linear[1], _beginning_at(self.model, layers, states):
+                found = read_out(self.model, inputs)
+            yield found
 
     @contextmanager
     def _own_weights(self, linear: Collection[int]) -> Iterator[None]:
@@ -94,6 +108,45 @@ class Candidates:
             for layer, path in aligned_layers(self.model, blocks=False).items()
             if layer not in linear
         ]
+
+
+@contextmanager
+def _block_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """What the blocks of a model read of the call that is made inside; nothing where they read or
+    return more than hidden states, or other ones where adapters are."""
+    found: list[Tensor] = []
+
+    def take(_: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
+        found.extend([given[0]] if given and isinstance(returned, Tensor) else [])
+
+    every = [] if has_adapters(model) else blocks(model)
+    with ExitStack() as hooked:
+        for block in every:
+            hooked.callback(block.register_forward_hook(take).remove)
+        yield found
+    if len(found) < len(every):
+        found.clear()
+
+
+@contextmanager
+def _beginning_at(
+    model: nn.Module, layers: Collection[int], states: Sequence[Tensor]
+) -> Iterator[None]:
+    """Let calls begin at the first block that has one of the layers, which reads what it has read
+    before."""
+    every = blocks(model) if states and layers else []
+    linear = (
+        i
+        for i, block in enumerate(every)
+        if any(one.layer_idx in layers for one in attentions_with_branch(block))
+    )
+    if not (first := next(linear, 0)):
+        yield
+        return
+    with skip_blocks(every[:first]), ExitStack() as hooked:
+        hook = every[first].register_forward_pre_hook(lambda _, given: (states[first], *given[1:]))
+        hooked.callback(hook.remove)
+        yield
 
 
 def _exchange(one: nn.Module, other: nn.Module) -> None:
@@ -163,9 +216,10 @@ class Divergence(LossMeasure):
     ) -> Iterator[float]:
         device = models.model.device
         given = {name: x.to(device) for name, x in batch.items() if name != "labels"}
-        wanted = models.softmax_logits(given).flatten(0, 1)
-        for layers in choices:
-            yield float(kl(wanted, models.logits(given, layers).flatten(0, 1)))
+        reads = models.read(given, choices)
+        wanted = next(reads).next_logits().flatten(0, 1)
+        for read in reads:
+            yield float(kl(wanted, read.next_logits().flatten(0, 1)))
 
 
 @dataclass(frozen=True)
@@ -214,15 +268,14 @@ def _recalls(
     """``[1 + choices, octaves]``: how many tokens softmax recalls from beyond the window, and how
     many of them each choice of linear layers does not."""
     ids, distance = (batch[name].to(models.model.device) for name in ("input_ids", "distance"))
-    targets, distance = ids[:, 1:], distance[:, 1:]
-    right = models.softmax_logits({"input_ids": ids}).argmax(-1) == targets
-    recalled = right & (distance > window)
-    found = (models.logits({"input_ids": ids}, layers).argmax(-1) for layers in choices)
+    far = distance[:, 1:] > window
+    targets, distance = ids[:, 1:][far], distance[:, 1:][far]
+    reads = models.read({"input_ids": ids}, choices)
+    softmax, *found = (
+        read.logits(read.states[:, :-1][far]).argmax(-1) == targets for read in reads
+    )
     return torch.stack(
-        [
-            _by_octave(distance[some])
-            for some in (recalled, *(recalled & (x != targets) for x in found))
-        ]
+        [_by_octave(distance[some]) for some in (softmax, *(softmax & ~own for own in found))]
     )
 
 
