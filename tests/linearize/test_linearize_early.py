@@ -26,6 +26,7 @@ from fastweights.linearize.distill.recipe import (
 )
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.transfer import TransferLoss
+from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.train import Bytes, DataError, TrainingError
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.json_lines import read_rows
@@ -248,6 +249,10 @@ def test_a_plan_names_every_phase_and_its_seconds(source):
     assert few[1].tokens == many[1].tokens == 4096
     assert all(phase.seconds > 0 for phase in few)
     assert many[-1].seconds > 10 * few[-1].seconds
+    ranked = plan_run(model, recipe, plan(model, recipe), 256, 1 << 20, CRITERIA["greedy"])
+    ranking = next(phase for phase in ranked if phase.name == "rank-layers")
+    choices = 1 + 3 + 2 + 1  # of three layers: all, and each left out of those that are left
+    assert ranking.tokens == 16 * 256 * (1 + choices)
 
 
 @pytest.mark.parametrize("rate", [10.0, 1e-2])

@@ -206,7 +206,7 @@ class LinearizePlanVerb(Verb, PretrainedOptions, SequencesOptions, DtypeOptions)
     """
 
     run = Deferred("linearize", "print_plan")
-    groups = (RecipeOptions,)
+    groups = (RankedRecipeOptions,)
     validation_tokens: Annotated[Length, "TOKENS"] = SOURCES["held_out"]
 
 

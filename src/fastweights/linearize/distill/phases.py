@@ -20,9 +20,10 @@ from fastweights.linearize.distill.recipe import (
     StageConfig,
     TransferConfig,
 )
-from fastweights.linearize.distill.run import sequences_beside
+from fastweights.linearize.distill.run import COMPARISON_SEQUENCES, sequences_beside
 from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
 from fastweights.linearize.distill.transfer import TransferLoss
+from fastweights.linearize.evaluate.criteria import Criterion, choices_of
 from fastweights.linearize.evaluate.evaluation import sequences_of_further
 from fastweights.linearize.evaluate.recall import PASSAGE, choose_distances, sequences_at
 
@@ -90,7 +91,12 @@ def _least_seconds(call: Callable[[], Any], repeats: int = 3) -> float:
 
 
 def plan_run(
-    source: str, recipe: LinearizationRecipe, planned: ConversionPlan, length: int, validation: int
+    source: str,
+    recipe: LinearizationRecipe,
+    planned: ConversionPlan,
+    length: int,
+    validation: int,
+    criterion: Criterion | None = None,
 ) -> tuple[PhasePlan, ...]:
     """Estimate every phase of a run.
 
@@ -100,6 +106,7 @@ def plan_run(
         planned: The numbers of the conversion.
         length: Tokens per sequence.
         validation: Tokens of the validation text.
+        criterion: By what layers are ranked; None where none is kept, or they were ranked before.
     """
     reach = positions_of(AutoConfig.from_pretrained(source).get_text_config())
     speed, start = ForwardSpeed.measure(source, length), time.process_time()
@@ -108,6 +115,7 @@ def plan_run(
         PhasePlan("start", 0, start),  # what importing took this process, and takes the run
         *phases.placing(planned),
         phases.conversion(),
+        *([] if criterion is None else [phases.ranking(criterion, planned)]),
         *(
             phase
             for pair in zip(recipe.stages, planned.stages, strict=True)
@@ -152,6 +160,15 @@ class _Phases:
         layers = TESTED * self.length + (MEASURED + LINEAR) * tokens
         seconds = layers * self.speed.layers + 2 * tokens * self._compared
         return PhasePlan("convert", 2 * tokens + self.length, seconds)
+
+    def ranking(self, criterion: Criterion, planned: ConversionPlan) -> PhasePlan:
+        """Softmax, and the layers from the first linear one on of every choice that is compared."""
+        choices = choices_of(criterion, [one.layer for one in planned.converted])
+        shares = [1 - min(layers, default=0) / len(planned.caches) for layers in choices]
+        tokens = min(self.validation, COMPARISON_SEQUENCES * self.length)
+        layers = (1 + LINEAR * sum(shares)) * self.speed.layers
+        seconds = tokens * (layers + (1 + len(choices)) * self._compared)
+        return PhasePlan("rank-layers", tokens * (1 + len(choices)), seconds)
 
     def measuring(self, config: StageConfig) -> PhasePlan:
         """The model beside softmax, which is known."""

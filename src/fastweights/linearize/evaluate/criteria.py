@@ -359,6 +359,18 @@ def _worst_first(damage: Mapping[int, float]) -> dict[int, float]:
     return {layer: damage[layer] for layer in sorted(damage, key=lambda layer: -damage[layer])}
 
 
+def choices_of(criterion: Criterion, layers: Sequence[int]) -> list[Collection[int]]:
+    """Return the choices of linear layers whose losses a criterion asks for, if all are alike."""
+    asked: list[Collection[int]] = []
+
+    def losses(choices: Sequence[Collection[int]]) -> list[float]:
+        asked.extend(choices)
+        return [0.0] * len(choices)
+
+    criterion.damage(layers, losses)
+    return asked
+
+
 CRITERIA: Mapping[str, Criterion] = {
     "damage": AloneLinear(),
     "restored": AloneRestored(),
