@@ -215,17 +215,16 @@ class LinearizedStep(NativeStep):
         by other weights, such as 1 + w, of which this has a copy."""
         if llamas:
             return RMSNorm(x, norm.weight, norm.variance_epsilon)
-        if not hasattr(norm, "eps") or norm.weight.is_inference():
+        own, eps = getattr(norm, "weight", None), getattr(norm, "eps", None)
+        if own is None or eps is None or own.is_inference():
             return None
-        one = torch.ones(norm.weight.numel())
-        weight = norm.forward(one) * (1 + norm.eps) ** 0.5
-        tried = torch.linspace(-1, 2, len(one))
-        if not torch.allclose(
-            norm.forward(tried), rms_normalize(tried, weight, norm.eps), 1e-5, 1e-6
-        ):
+        weight = norm.forward(torch.ones(own.numel())) * (1 + eps) ** 0.5
+        tried = torch.linspace(-1, 2, own.numel())
+        found, wanted = rms_normalize(tried, weight, eps), norm.forward(tried)
+        if not torch.allclose(found, wanted, 1e-5, 1e-6):
             return None
-        self._copied.append((norm.weight, norm.weight._version))
-        return RMSNorm(x, weight, norm.eps)
+        self._copied.append((own, own._version))
+        return RMSNorm(x, weight, eps)
 
     @property
     def stale(self) -> bool:
@@ -291,15 +290,11 @@ class LinearizedStep(NativeStep):
         if self.rounds and (reader := self._readers[i]) is not None:
             keys, values = reader.read(memory.keys, memory.values)
         else:
-            keys, values = (
-                append(memory.keys, k.transpose(1, 2)),
-                append(memory.values, layer.value),
-            )
-            scaling = {"scaling": attention.scaling, "dropout": 0.0}
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+            keys, values = append(memory.keys, k), append(memory.values, layer.value)
+            given = {"scaling": attention.scaling, "dropout": 0.0}
             seen = _mask_of_all(memory, keys)
-            o, _ = attend(
-                self._softmax, attention, q.transpose(1, 2), keys, values, seen, **scaling
-            )
+            o, _ = attend(self._softmax, attention, q, keys, values, seen, **given)
             layer.read.view(o.shape).copy_(o)
         if (window := getattr(memory, "sliding_window", None)) is not None:
             memory.cumulative_length += 1
