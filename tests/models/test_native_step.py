@@ -13,6 +13,7 @@ from fastweights import kernels
 from fastweights.generate import Decoder
 from fastweights.kernels.native import library
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
+from fastweights.ops.product import MOST_ROWS
 
 pytestmark = pytest.mark.skipif(library.extension_missing(), reason="needs the compiled kernels")
 
@@ -126,6 +127,12 @@ def test_so_have_weights_of_few_bits_but_for_rounding(bits: int, block: str) -> 
         **BLOCKS[block],
     )
     compare(quantize(model, bits), same=almost)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_so_have_they_of_more_sequences_than_a_matrix_is_worth(bits: int) -> None:
+    model = quantize(model_of(GROUPED, tie_word_embeddings=False), bits)
+    compare(model, tokens=10, batch=2 * MOST_ROWS, same=almost)
 
 
 def test_a_decoder_can_go_on_from_a_copy_of_an_earlier_state() -> None:

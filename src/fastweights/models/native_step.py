@@ -284,16 +284,17 @@ class NativeStep(ABC):
             for layer, y in ends
         )
         _require(fitting, "its projections do not fit one another")
-        if self.sequences > MOST_ROWS:
-            return [partial(_multiply, layer, x, y) for layer, y in zip(layers, to, strict=True)]
-        if all(type(layer) is Linear for layer in layers):
-            products = tuple(Product(x, layer.weight, layer.bias) for layer in layers)
-            return [require_call(prepare_rows(products, to), "a product")]
         if len({type(layer) for layer in layers}) > 1:
             each = zip(layers, to, strict=True)
             return [call for layer, y in each for call in self._products(layer, x=x, to=[y])]
-        quantized = [QuantizedProduct(x, layer.stored, layer.bias) for layer in layers]
-        return [require_call(prepare_quantized_rows(quantized, to), "a product")]
+        if type(layers[0]) is Linear:
+            call = prepare_rows(tuple(Product(x, one.weight, one.bias) for one in layers), to)
+        else:
+            quantized = [QuantizedProduct(x, one.stored, one.bias) for one in layers]
+            call = prepare_quantized_rows(quantized, to)
+        if call is None and self.sequences > MOST_ROWS:
+            return [partial(_multiply, layer, x, y) for layer, y in zip(layers, to, strict=True)]
+        return [require_call(call, "a product")]
 
     def _room(self, name: str, width: int) -> Tensor:
         """Memory ``[b 1 width]``, the same for this name in every layer."""

@@ -261,7 +261,7 @@ def multiply_quantized(x: Tensor, weight: QuantizedWeight, bias: Tensor | None =
 
 
 def _multiply_rows(product: QuantizedProduct) -> Tensor:
-    """By quantized.c or int4.c, which read the codes once."""
+    """By quantized.c, which reads the codes once."""
     y = torch.empty(*product.x.shape[:-1], len(product.weight.codes))
     library.call(*_call([product], [y]))
     return y
