@@ -82,6 +82,8 @@ METHODS = {
     "landmarks, windows of 448": Method("landmarks", window=448),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
     "landmarks, one softmax layer in four, by recall": Method("landmarks", kept=4, ranked="recall"),
+    "landmarks, one softmax layer in four, by damage": Method("landmarks", kept=4, ranked="damage"),
+    "landmarks, one softmax layer in 15, by recall": Method("landmarks", kept=15, ranked="recall"),
     "landmarks, from books": Method("landmarks", texts=BOOKS),
     "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
 }

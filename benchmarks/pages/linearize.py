@@ -190,9 +190,7 @@ def _pretrained(row: Row) -> list[str]:
 def pretrained_picture() -> bytes:
     """Perplexity of SmolLM2 over the bytes of the state; filled where something was trained."""
     rows = [
-        row
-        for row in _pretrained_rows()
-        if row["model"] == SMOLLM2 and not row["softmax_layers"]
+        row for row in _pretrained_rows() if row["model"] == SMOLLM2 and not row["softmax_layers"]
     ]
     names = list(dict.fromkeys(row["attention"] for row in rows if row["attention"] != SOFTMAX))
     drawing, axes = canvas(1, 2, 4.4, 3.2)
