@@ -134,7 +134,7 @@ def pretrained() -> str:
     )
     machine = origin(PRETRAINED[-1]).partition("; ")[2]
     lines = table(columns, map(_pretrained, sorted(rows, key=_by_state)))
-    return f"The last with: {machine}; {_dtype(PRETRAINED[-1])}.\n\n{lines}"
+    return f"All with: {machine}; {_dtype(PRETRAINED[-1])}.\n\n{lines}"
 
 
 def _pretrained_rows() -> list[Row]:
@@ -149,7 +149,9 @@ PRETRAINED = (
     "linearize_pretrained",
     "linearize_pretrained_trained",
     "linearize_pretrained_gemma",
-    "linearize_pretrained_more",
+    "linearize_pretrained_recall",
+    "linearize_pretrained_layers",
+    "linearize_pretrained_books",
 )
 """Files of results, the last measured last."""
 
