@@ -132,9 +132,10 @@ def pretrained() -> str:
         "minutes",
         "commit",
     )
-    machine = origin(PRETRAINED[-1]).partition("; ")[2]
+    machine, _, versions = origin(PRETRAINED[-1]).partition("; ")[2].partition("; ")
+    cpu = machine.partition(",")[0]
     lines = table(columns, map(_pretrained, sorted(rows, key=_by_state)))
-    return f"All with: {machine}; {_dtype(PRETRAINED[-1])}.\n\n{lines}"
+    return f"All with: {cpu}; {versions}; {_dtype(PRETRAINED[-1])}.\n\n{lines}"
 
 
 def _pretrained_rows() -> list[Row]:
@@ -176,7 +177,7 @@ def _pretrained(row: Row) -> list[str]:
     found, is_softmax = row["needles"], row["attention"] == SOFTMAX
     converted = not is_softmax and row["attention"] != STREAMING
     return [
-        *(row["model"], row["attention"], f"{row['tokens']:,}" if converted else ""),
+        *(row["model"], _attention(row), f"{row['tokens']:,}" if converted else ""),
         "all" if is_softmax else f"{row['softmax_layers']}",
         "grows" if is_softmax else f"{row['state'] / 2**20:.2f}",
         *(f"{row[name]:.2f}" for name in ("wikitext", "book")),
@@ -187,6 +188,13 @@ def _pretrained(row: Row) -> list[str]:
         f"{row['seconds'] / 60:.1f}" if converted else "",
         row["commit"],
     ]
+
+
+def _attention(row: Row) -> str:
+    """How a row attends, with whose softmax layers StreamingLLM does."""
+    _, _, layers = row["method"].partition(", ")
+    beside = row["attention"] == STREAMING and row["softmax_layers"] and layers
+    return f"{row['attention']}, {layers}" if beside else row["attention"]
 
 
 def pretrained_picture() -> bytes:
