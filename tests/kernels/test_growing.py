@@ -161,6 +161,7 @@ def test_it_grows_where_it_is() -> None:
         grown = append(grown, new)
         places.add(grown.data_ptr())
     assert len(places) == 1
+    assert drop_oldest(grown, 0) is grown
     shorter = drop_oldest(grown, 3)
     assert torch.equal(shorter, torch.ones(1, 1, LEAST_ROOM + 1, 2))
     assert append(shorter, new).data_ptr() != shorter.data_ptr()  # all room is taken

@@ -239,10 +239,13 @@ def last_window(window: int | None, keys: Tensor, values: Tensor, age: Tensor) -
     """What the next token can still see of a cache, oldest first, of which at most the front is
     forgotten.
     """
-    gone = 0 if window is None else max(0, age.shape[1] - window + 1)
-    if not gone:
-        return keys, values, age
+    gone = 0 if window is None else gone_by(window, age.shape[1])
     return drop_oldest(keys, gone), drop_oldest(values, gone), age[:, gone:]
+
+
+def gone_by(window: int, tokens: int) -> int:
+    """How many of so many tokens, the oldest, the next one does not see."""
+    return max(0, tokens - window + 1)
 
 
 def _refuses_bias(recurrence: Softmax) -> str | None:

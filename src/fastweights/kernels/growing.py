@@ -97,6 +97,8 @@ def _place_with_room(cache: Tensor, count: int) -> CachePart:
 def drop_oldest(cache: Tensor, count: int) -> Tensor:
     """The cache ``[b g s ·]`` without its first tokens, in the memory where it is."""
     place = _PLACES.get(cache)
-    if place is None or count == 0:
+    if count == 0:
+        return cache
+    if place is None:
         return cache[:, :, count:]
     return place._replace(begin=place.begin + count).view()

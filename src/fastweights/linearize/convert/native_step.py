@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from fastweights.kernels.attention import CacheReader
+from fastweights.kernels.attention import CacheReader, gone_by
 from fastweights.kernels.growing import append, drop_oldest
 from fastweights.kernels.native import library
 from fastweights.kernels.native.window_token import HeadTokens, TokenStreams
@@ -199,10 +199,9 @@ class LinearizedStep(NativeStep):
             )
 
     def prepare_norm(self, norm: Any, x: Tensor, to: Tensor) -> Call:
-        llamas = hasattr(norm, "variance_epsilon")
-        if self.rounds and (rms := self._rms_norm(norm, x, llamas)) is not None:
+        if self.rounds and (rms := self._rms_norm(norm, x)) is not None:
             return require_call(prepare_norm(rms, to), "a norm")
-        if llamas:
+        if hasattr(norm, "variance_epsilon"):  # that of Llama
             return partial(_normalize, x, norm.weight, norm.variance_epsilon, to)
 
         def call() -> None:
@@ -210,10 +209,10 @@ class LinearizedStep(NativeStep):
 
         return call
 
-    def _rms_norm(self, norm: Any, x: Tensor, llamas: bool) -> RMSNorm | None:
-        """The norm of x, where it is what it seems to be: Llama's, or one that tried out is RMSNorm
-        by other weights, such as 1 + w, of which this has a copy."""
-        if llamas:
+    def _rms_norm(self, norm: Any, x: Tensor) -> RMSNorm | None:
+        """The norm of x, where it is Llama's, or one that tried out is RMSNorm by other weights,
+        such as 1 + w, of which this has a copy."""
+        if hasattr(norm, "variance_epsilon"):
             return RMSNorm(x, norm.weight, norm.variance_epsilon)
         own, eps = getattr(norm, "weight", None), getattr(norm, "eps", None)
         if own is None or eps is None or own.is_inference():
@@ -270,10 +269,10 @@ class LinearizedStep(NativeStep):
     ) -> None:
         """What the queries of a layer have read, where it is projected."""
         reads, attention = self._tokens[i], self._attentions[i]
-        if reads is not None and reads.read(memory, places):
-            return
         if reads is None:
             self._attend_softmax(i, layer, memory)
+            return
+        if reads.read(memory, places):
             return
         q, k = (turned.clone() for turned in self._turned[i])
         k, value = memory.update(k.transpose(1, 2), layer.value)
@@ -298,7 +297,7 @@ class LinearizedStep(NativeStep):
             layer.read.view(o.shape).copy_(o)
         if (window := getattr(memory, "sliding_window", None)) is not None:
             memory.cumulative_length += 1
-            gone = max(0, keys.shape[2] - window + 1)
+            gone = gone_by(window, keys.shape[2])
             keys, values = drop_oldest(keys, gone), drop_oldest(values, gone)
         memory.keys, memory.values = keys, values
 
