@@ -67,8 +67,13 @@ def several() -> str:
     return _speeds("decoding-several", lambda row: f"{row['sequences']} sequences")
 
 
+def _after_prompts(name: str) -> list[Row]:
+    """All ways after prompts, without the one that is "flat" over them."""
+    return [row for row in rows_of(name) if "context" in row]
+
+
 def _speeds(name: str, column: Callable[[Row], str]) -> str:
-    rows = [row for row in rows_of(name) if "context" in row]
+    rows = _after_prompts(name)
     lines = ((way, *(_speed(row[SPEED], way) for row in rows)) for way in rows[0][SPEED])
     return f"{origin(name)}.\n\n{table((SPEED, *map(column, rows)), lines)}"
 
@@ -91,7 +96,7 @@ DRAWN = (
 def token_picture() -> bytes:
     """The same over the tokens before."""
     figure, axes = canvas(1, 1, width=6.5, height=3.6)
-    rows = [row for row in rows_of("decoding") if "context" in row]
+    rows = _after_prompts("decoding")
     for color, way in zip(PALETTE, DRAWN, strict=False):
         contexts, found = [row["context"] for row in rows], [row[SPEED][way] for row in rows]
         style = "--" if way in DRAWN[:2] else "-"

@@ -103,7 +103,8 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     if chosen.state_budget is not None:
         planned = replace(planned, state=chosen.state_budget)
     kept = chosen.softmax_layers or chosen.cache_budget is not None
-    criterion = CRITERIA[chosen.rank_by] if kept and chosen.ranking is None else None
+    ranking = None if chosen.ranking is None else read_ranking(chosen.ranking)
+    criterion = CRITERIA[chosen.rank_by] if kept and ranking is None else None
     phases = plan_run(model, recipe, planned, chosen.length, chosen.validation_tokens, criterion)
     described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)
     for line in [*chain(*described), *describe_phases(phases)]:

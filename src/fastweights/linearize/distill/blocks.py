@@ -62,8 +62,13 @@ def transfer_blockwise(
 
     Returns:
         Whether the transfer is complete.
+
+    Raises:
+        ValueError: If the model has no list of blocks.
     """
     session = session or Session.of(model)
+    if not blocks(model):
+        raise ValueError(f"a {type(model).__name__} has no list of blocks; leave --blockwise out")
     out.mkdir(parents=True, exist_ok=True)
     model.requires_grad_(False)
     for number, block in enumerate(blocks(model)):

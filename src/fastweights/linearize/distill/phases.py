@@ -111,16 +111,17 @@ def plan_run(
     reach = positions_of(AutoConfig.from_pretrained(source).get_text_config())
     speed, start = ForwardSpeed.measure(source, length), time.process_time()
     phases = _Phases(speed, recipe, validation, length, reach)
+    stages = [
+        (config, list(phases.stage(config, of)))
+        for config, of in zip(recipe.stages, planned.stages, strict=True)
+    ]
     return (
         PhasePlan("start", 0, start),  # what importing took this process, and takes the run
         *phases.placing(planned),
         phases.conversion(),
+        *(phase for config, own in stages if config not in recipe.whole for phase in own),
         *([] if criterion is None else [phases.ranking(criterion, planned)]),
-        *(
-            phase
-            for pair in zip(recipe.stages, planned.stages, strict=True)
-            for phase in phases.stage(*pair)
-        ),
+        *(phase for config, own in stages if config in recipe.whole for phase in own),
         phases.evaluation(planned),
     )
 

@@ -22,12 +22,7 @@ from fastweights.linearize.convert.attention import (
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.evaluate.far_text import far_text
-from fastweights.linearize.evaluate.logits import (
-    ReadOut,
-    kl,
-    read_out,
-    read_teacher,
-)
+from fastweights.linearize.evaluate.logits import ReadOut, kl, read_out, read_teacher
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.training.language.adapters import has_adapters
@@ -77,8 +72,10 @@ class Candidates:
         and softmax in the others. The layers before the first linear one are not computed again.
         """
         with _block_inputs(self.model) as states:
-            softmax = None if self.original is None else read_out(self.original(), inputs)
-            softmax = softmax or read_teacher(self.model, inputs)
+            if self.original is None:
+                softmax = read_teacher(self.model, inputs)
+            else:
+                softmax = read_out(self.original(), inputs)
         yield softmax
         for layers in choices:
             linear = self._own_weights(layers), use_mode(self.model, LinearLayers(layers))
@@ -124,7 +121,7 @@ def _block_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
         for block in every:
             hooked.callback(block.register_forward_hook(take).remove)
         yield found
-    if len(found) < len(every):
+    if len(found) != len(every):
         found.clear()
 
 
