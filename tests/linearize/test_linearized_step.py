@@ -266,6 +266,7 @@ FAMILIES: dict[str, Any] = {
 
 
 def family(name: str, layers: list[int] | None) -> Any:
+    torch.manual_seed(0)
     kind, config, settings = FAMILIES[name]
     model = kind(config(**SIZES, vocab_size=VOCABULARY, num_hidden_layers=3, **settings)).eval()
     with torch.no_grad():

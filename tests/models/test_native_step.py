@@ -120,12 +120,8 @@ def test_so_have_those_behind_padding(attention: str, padded: list[int]) -> None
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("block", BLOCKS)
 def test_so_have_weights_of_few_bits_but_for_rounding(bits: int, block: str) -> None:
-    model = model_of(
-        ATTENTIONS["norms of heads"],
-        ATTENTIONS["a window"],
-        tie_word_embeddings=False,
-        **BLOCKS[block],
-    )
+    mixers = GROUPED, ATTENTIONS["norms of heads"], ATTENTIONS["a window"]
+    model = model_of(*mixers, tie_word_embeddings=False, **BLOCKS[block])
     compare(quantize(model, bits), same=almost)
 
 
