@@ -30,7 +30,7 @@ from fastweights.lab.bench.report import open_report
 from fastweights.lab.evals.items import SOURCES
 from fastweights.lab.evals.needles import NeedleGrid, measure_needles
 from fastweights.lab.evals.score import score
-from fastweights.linearize import Teacher, branches, use_mode
+from fastweights.linearize import LinearAttentionConfig, Teacher, branches, use_mode
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
@@ -65,6 +65,8 @@ class Method:
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
         ranked: The name of the criterion that chooses as many layers in their place; None: none.
         texts: The files that it is placed and trained on.
+        state: Bytes of the linear layers' states, which the windows of all heads share; of all
+            layers that can be converted, before some of them stay softmax; None: by `window`.
     """
 
     recipe: str
@@ -73,6 +75,7 @@ class Method:
     kept: int | None = None
     ranked: str | None = None
     texts: tuple[str, ...] = ("alpaca_5000.json",)
+    state: int | None = None
 
 
 BOOKS = "anna_karenina.txt", "bleak_house.txt", "don_quixote.txt", "war_and_peace.txt"
@@ -84,6 +87,11 @@ METHODS = {
     "landmarks, one softmax layer in four, by recall": Method("landmarks", kept=4, ranked="recall"),
     "landmarks, one softmax layer in four, by damage": Method("landmarks", kept=4, ranked="damage"),
     "landmarks, one softmax layer in 15, by recall": Method("landmarks", kept=15, ranked="recall"),
+    "landmarks in 6 MB": Method("landmarks", state=6_000_000),
+    "landmarks in 8 MB": Method("landmarks", state=8_000_000),
+    "landmarks in 8 MB, one softmax layer in four, by recall": Method(
+        "landmarks", kept=4, ranked="recall", state=8_000_000
+    ),
     "landmarks, from books": Method("landmarks", texts=BOOKS),
     "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
 }
@@ -174,9 +182,12 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
         write_json(clock, time.perf_counter() - start)
     model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=chosen.dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
-    caches = plan(conversion.model, conversion.recipe, layers=tuple(branches(model))).caches
-    states = {cache.layer: cache.state for cache in caches if cache.state}
-    equal = {one.layer: max(2, states[one.layer] // one.token) for one in caches if one.state}
+    divided = LinearAttentionConfig.from_stored(model.config.linearize["analog"])
+    recipe = replace(conversion.recipe, analog=divided)
+    caches = plan(conversion.model, recipe, layers=tuple(branches(model))).caches
+    linear = [cache for cache in caches if cache.state]
+    state = sum(cache.state for cache in linear)
+    equal = {one.layer: max(2, state // len(linear) // one.token) for one in linear}
     common = {"model": Path(chosen.model).stem, "method": name, "tokens": chosen.tokens}
     attends: dict[str, AbstractContextManager[Any]] = {name: nullcontext()}
     if not chosen.tokens:
@@ -189,8 +200,8 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
         yield {
             **common,
             "attention": attention,
-            "state": sum(states.values()),
-            "softmax_layers": len(caches) - len(states),
+            "state": state,
+            "softmax_layers": len(caches) - len(linear),
             "seconds": read_json(clock),
             **found,
         }
@@ -214,7 +225,8 @@ def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
             count = len(every) // method.kept
             chosen_by = {"softmax_layers": count, "rank_by": CRITERIA[method.ranked]}
     trained = _trained(recipe, method, chosen.tokens)
-    return Conversion(model, data, trained, layers=layers, dtype=chosen.dtype, **chosen_by)
+    chosen_by |= {"layers": layers, "state_budget": method.state}
+    return Conversion(model, data, trained, dtype=chosen.dtype, **chosen_by)
 
 
 def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> LinearizationRecipe:

@@ -247,6 +247,8 @@ def test_a_plan_names_every_phase_and_its_seconds(source):
         *("finetune", "eval, report, export"),
     ]
     assert few[1].tokens == many[1].tokens == 4096
+    budget = plan_run(model, recipe, plan(model, recipe), 256, 512, state_budget=1 << 20)
+    assert [few[2].tokens, budget[2].tokens] == [2048, 4096]
     assert all(phase.seconds > 0 for phase in few)
     assert many[-1].seconds > 10 * few[-1].seconds
     ranked = plan_run(model, recipe, plan(model, recipe), 256, 1 << 20, CRITERIA["greedy"])

@@ -116,7 +116,7 @@ class RecipeOptions(Options):
             stay softmax as fit (default: what --softmax-layers says).
         cache_length: Number of tokens after which --cache-budget counts (default: --length).
         state_budget: Bytes of the linear layers' states, per sequence, such as 6MB, which the
-            windows of all key heads share, up to 512 tokens each (default: those of --window).
+            windows of all key heads share, up to 2048 tokens each (default: those of --window).
         scale: What the updates of every stage are multiplied by: published ones are for models of
             billions of parameters.
         stage: Setting of one stage, such as kl.steps=100, hidden.lr=1e-3 or long.length=2048; 0

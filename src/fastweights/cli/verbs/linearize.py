@@ -105,7 +105,8 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     kept = chosen.softmax_layers or chosen.cache_budget is not None
     ranking = None if chosen.ranking is None else read_ranking(chosen.ranking)
     criterion = CRITERIA[chosen.rank_by] if kept and ranking is None else None
-    phases = plan_run(model, recipe, planned, chosen.length, chosen.validation_tokens, criterion)
+    measured = chosen.length, chosen.validation_tokens, criterion, chosen.state_budget
+    phases = plan_run(model, recipe, planned, *measured)
     described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)
     for line in [*chain(*described), *describe_phases(phases)]:
         console.print(line, soft_wrap=True)

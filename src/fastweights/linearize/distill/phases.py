@@ -21,7 +21,7 @@ from fastweights.linearize.distill.recipe import (
     TransferConfig,
 )
 from fastweights.linearize.distill.run import COMPARISON_SEQUENCES, sequences_beside
-from fastweights.linearize.distill.student import LONG_TOKENS, tokens_for_landmarks
+from fastweights.linearize.distill.student import long_texts, tokens_for_landmarks
 from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.criteria import Criterion, choices_of
 from fastweights.linearize.evaluate.evaluation import sequences_of_further
@@ -97,6 +97,7 @@ def plan_run(
     length: int,
     validation: int,
     criterion: Criterion | None = None,
+    state_budget: int | None = None,
 ) -> tuple[PhasePlan, ...]:
     """Estimate every phase of a run.
 
@@ -107,10 +108,11 @@ def plan_run(
         length: Tokens per sequence.
         validation: Tokens of the validation text.
         criterion: By what layers are ranked; None where none is kept, or they were ranked before.
+        state_budget: Bytes of the states; None for those of the recipe's windows.
     """
     reach = positions_of(AutoConfig.from_pretrained(source).get_text_config())
     speed, start = ForwardSpeed.measure(source, length), time.process_time()
-    phases = _Phases(speed, recipe, validation, length, reach)
+    phases = _Phases(speed, recipe, validation, length, reach, state_budget)
     stages = [
         (config, list(phases.stage(config, of)))
         for config, of in zip(recipe.stages, planned.stages, strict=True)
@@ -133,6 +135,7 @@ class _Phases:
     validation: int
     length: int
     reach: int | None
+    state_budget: int | None
 
     def placing(self, planned: ConversionPlan) -> Iterator[PhasePlan]:
         if self.recipe.analog.features == "landmarks":
@@ -140,8 +143,8 @@ class _Phases:
             tokens = tokens_for_landmarks(2 * width)
             yield PhasePlan("landmarks", tokens, tokens * (1 + PLACING) * self.speed.layers)
         if self.recipe.analog.windows_by_head:
-            seconds = LONG_TOKENS * (1 + DIVIDING) * self.speed.layers
-            yield PhasePlan("windows", LONG_TOKENS, seconds)
+            _, tokens = long_texts(self.state_budget, self.reach)
+            yield PhasePlan("windows", tokens, tokens * (1 + DIVIDING) * self.speed.layers)
 
     @property
     def _compared(self) -> float:

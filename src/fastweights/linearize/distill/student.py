@@ -53,6 +53,8 @@ WINDOWS, COLUMNS = "windows.", "columns."
 LONG, LONG_TOKENS = 1024, 2048
 """Tokens of a text by which windows are divided, whatever the length of sequences, and of all. So
 many are read at once, too, among whose keys landmarks are placed."""
+LONG_OF_BUDGET = 4096
+"""Tokens of the one text by which a budget is divided, in windows of up to half of it."""
 FEWEST_TOKENS = 4096
 """Among whose keys up to 32 landmarks are placed. Of SmolLM2 with 32 they serve as well as 16,384
 (perplexity 26.4 of WikiText-2), of 64 half of these do not (32.3 and 30.5)."""
@@ -61,6 +63,14 @@ FEWEST_TOKENS = 4096
 def tokens_for_landmarks(landmarks: int) -> int:
     """Return among the keys of how many tokens so many landmarks are placed."""
     return min(LANDMARK_TOKENS, max(FEWEST_TOKENS, 4 * landmarks**2))
+
+
+def long_texts(state_budget: int | None, reach: int | None) -> tuple[int, int]:
+    """Return the tokens of a text by which windows are divided, and those of all such texts, for a
+    model with so many positions."""
+    if state_budget is None:
+        return min(LONG, reach or LONG), LONG_TOKENS
+    return min(LONG_OF_BUDGET, reach or LONG_OF_BUDGET), LONG_OF_BUDGET
 
 
 def _landmarks_of(model: nn.Module) -> dict[str, Tensor]:
@@ -192,7 +202,7 @@ class ModelLoader:
         conversion, follow = self.run.conversion, self.run.follow
         columns = (one.config.columns(one.attention) for one in branches(model).values())
         texts = self._texts_of_landmarks(2 * max(columns))
-        longest = self._long_texts(min(LONG, positions_of(model.config) or LONG))
+        longest = self._long_texts(*long_texts(conversion.state_budget, positions_of(model.config)))
         if conversion.state_budget is not None:
             keys, room = read_keys(model, texts, follow), room_for_heads(self.run)
             found = share_state(model, longest, keys, room, seed=conversion.seed, follow=follow)
@@ -203,11 +213,11 @@ class ModelLoader:
             return HeadSizes({})
         return HeadSizes(share_windows(model, longest, follow=follow))
 
-    def _long_texts(self, length: int) -> list[dict[str, Tensor]]:
+    def _long_texts(self, length: int, tokens: int) -> list[dict[str, Tensor]]:
         """Texts whose documents are read as one: short ones do not show what heads read from far
         back."""
         train = self.text.train()
-        count = -(-LONG_TOKENS // train.length)
+        count = -(-tokens // train.length)
         ids = [train.batch(number, 1)["input_ids"] for number in range(count)]
         joined = torch.cat(ids, 1).to(self.run.device)
         return [{"input_ids": text} for text in joined.split(max(length, train.length), 1)]
