@@ -57,6 +57,20 @@ def token() -> str:
     return _speeds("decoding", lambda row: f"after {row['context']:,}")
 
 
+def flat() -> str:
+    """The conversion in 4 bits after prompts of all lengths, in turn."""
+    (row,) = (row[SPEED] for row in rows_of("decoding") if "context" not in row)
+    most, least = max(row.values()), min(row.values())
+    spread = f"{most / least - 1:.0%} between the fastest and the slowest"
+    each = ", ".join(f"{speed:.1f} {when}" for when, speed in row.items())
+    return f"Tokens per second: {each}: {spread}."
+
+
+def gemma() -> str:
+    """Those of Gemma 3."""
+    return _speeds("decoding-gemma", lambda row: f"after {row['context']:,}")
+
+
 def one() -> str:
     """The same by one thread."""
     return _speeds("decoding-one", lambda row: f"after {row['context']:,}")
@@ -85,6 +99,7 @@ def _speed(speed: Row, way: str) -> str:
 DRAWN = (
     THEIRS,
     "llama.cpp",
+    "ONNX Runtime GenAI",
     "imported",
     "imported, 4 bits",
     "default conversion",
@@ -99,7 +114,7 @@ def token_picture() -> bytes:
     rows = _after_prompts("decoding")
     for color, way in zip(PALETTE, DRAWN, strict=False):
         contexts, found = [row["context"] for row in rows], [row[SPEED][way] for row in rows]
-        style = "--" if way in DRAWN[:2] else "-"
+        style = "--" if way in DRAWN[:3] else "-"
         axes[0, 0].plot(contexts, found, style, color=color, marker="o", markersize=3, label=way)
     label(axes[0, 0], "SmolLM2-135M, one sequence", "tokens before", SPEED)
     axes[0, 0].set_xscale("log", base=2)
@@ -110,6 +125,6 @@ def token_picture() -> bytes:
 
 PAGE = Page(
     "serving",
-    (quantized, perplexity, speed, token, one, several),
+    (quantized, perplexity, speed, token, flat, gemma, one, several),
     {"smollm2-token.png": token_picture},
 )
