@@ -260,6 +260,11 @@ def test_a_plan_names_every_phase_and_its_seconds(source):
     ranking = ranked[6]
     choices = 1 + 3 + 2 + 1  # of three layers: all, and each left out of those that are left
     assert ranking.tokens == 16 * 256 * (1 + choices)
+    guided = RECIPES["kl-guided"]
+    trained = plan_run(model, guided, plan(model, guided), 256, 512, CRITERIA["restored"])
+    candidates = next(phase for phase in trained if phase.name == "candidates")
+    whole = next(phase for phase in trained if phase.name == guided.whole[0].name)
+    assert candidates.tokens == pytest.approx(4 / 3 * whole.tokens, rel=0.01)
 
 
 @pytest.mark.parametrize("rate", [10.0, 1e-2])

@@ -29,6 +29,7 @@ from fastweights.linearize.evaluate.criteria import CRITERIA, AloneLinear, LossM
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.processes import leave_processes
+from fastweights.training.loop.report import Reporter
 from killable_runs import launch_two
 from planted import PREVIOUS, planted_llama
 from pretrained import llama
@@ -71,26 +72,38 @@ def test_a_run_keeps_the_layers_that_its_criterion_names(source, tmp_path, name)
         assert f"Order in which they are kept: {', '.join(map(str, ranking.order))}" in page
 
 
-def test_a_run_ranks_by_recall(source, tmp_path) -> None:
+@pytest.mark.parametrize("by", [CRITERIA["recall"], None], ids=["named", "default"])
+def test_a_run_ranks_by_recall(source, tmp_path, by) -> None:
     """Of a model that predicts what followed the same letter before."""
     model = tmp_path / "model"
     planted_llama(258, ord("a")).float().save_pretrained(model)
     for path in (source / "model").glob("tokenizer*"):
         (model / path.name).write_bytes(path.read_bytes())
-    by, data = CRITERIA["recall"], Data(("shakespeare",), length=320, held_out=5120)
+    data = Data(("shakespeare",), length=320, held_out=5120)
     whole = swapped(source, model=str(model), data=data, softmax_layers=1, rank_by=by)
     assert run_conversion(whole, tmp_path / "run", until="rank-layers")
     ranking = read_ranking(tmp_path / "run" / "ranking.json")
-    assert (ranking.criterion, ranking.measure) == ("recall", by.measure.words)
+    words = CRITERIA["recall"].measure.words
+    assert (ranking.criterion, ranking.measure) == ("recall", words)
     assert ranking.order[0] == PREVIOUS
     assert 1 >= ranking.damage[PREVIOUS] > 2 * ranking.damage[ranking.order[1]] >= 0
+
+
+def test_a_text_that_cannot_show_recall_ranks_by_damage(source, tmp_path, monkeypatch) -> None:
+    notes, listening = list[str](), Reporter()
+    monkeypatch.setattr(listening, "note", notes.append)
+    whole = swapped(source, softmax_layers=1)
+    assert run_conversion(whole, tmp_path, until="rank-layers", reporter=listening)
+    assert read_ranking(tmp_path / "ranking.json").criterion == "damage"
+    said = "layers are ranked by damage, not by recall: the text that copies are to be set in"
+    assert any(note.startswith(said) for note in notes)
 
 
 def test_another_run_uses_the_ranking(source, tmp_path, monkeypatch) -> None:
     """With another window, and a budget of its own; nothing is measured, and it can be stopped."""
     assert run_conversion(swapped(source), tmp_path / "first", until="rank-layers")
     ranking = read_ranking(tmp_path / "first" / "ranking.json")
-    monkeypatch.setattr(steps, "rank", lambda *_: pytest.fail("it is ranked again"))
+    monkeypatch.setattr(steps, "rank_now", lambda *_: pytest.fail("it is ranked again"))
     transfer = TransferConfig(fit=SHORT)
     recipe = LinearizationRecipe(LinearAttentionConfig(window=2), (transfer,))
     second = conversion(source, recipe=recipe, ranking=ranking, softmax_layers=1)
@@ -205,6 +218,8 @@ def test_the_command_ranks_and_uses_rankings(source, tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert "budget      1 of 3 layers can stay softmax:" in said
     assert "of 8 KiB per sequence at 64 tokens" in said
+    assert main([*plan, *use, "--rank-by", "greedy"]) == 2
+    assert "a ranking by restored is given, and a criterion" in capsys.readouterr().err
     both = ["--softmax-layers", "1", "--cache-budget", "8KiB"]
     assert main([*verb, *both, "--out", str(tmp_path / "third")]) == 2
     assert "give one of the two" in capsys.readouterr().err

@@ -30,11 +30,12 @@ from fastweights.linearize.convert.attention_layers import PREFIX
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.convert.handover import read_by_softmax
 from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
+from fastweights.linearize.distill.conversion import require_ranking_alone
 from fastweights.linearize.distill.phases import PhasePlan, plan_run
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
-from fastweights.linearize.evaluate.criteria import CRITERIA
+from fastweights.linearize.evaluate.criteria import CRITERIA, Criterion
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data
@@ -71,11 +72,15 @@ def conversion(chosen: Namespace) -> Conversion:
         dtype=chosen.dtype or "auto",
         seed=chosen.seed,
         bits=chosen.bits,
-        rank_by=CRITERIA[chosen.rank_by],
+        rank_by=_criterion(chosen),
         ranking=None if chosen.ranking is None else read_ranking(chosen.ranking),
         cache_budget=_cache_budget(chosen),
         state_budget=chosen.state_budget,
     )
+
+
+def _criterion(chosen: Namespace) -> Criterion | None:
+    return None if chosen.rank_by is None else CRITERIA[chosen.rank_by]
 
 
 def _cache_budget(chosen: Namespace) -> CacheBudget | None:
@@ -102,9 +107,10 @@ def print_plan(chosen: Namespace, console: Console) -> None:
     planned = plan(model, recipe, layers=chosen.layers, length=chosen.length, dtype=dtype)
     if chosen.state_budget is not None:
         planned = replace(planned, state=chosen.state_budget)
-    kept = chosen.softmax_layers or chosen.cache_budget is not None
-    ranking = None if chosen.ranking is None else read_ranking(chosen.ranking)
-    criterion = CRITERIA[chosen.rank_by] if kept and ranking is None else None
+    criterion = None if budget == LayerBudget(0) else _criterion(chosen) or CRITERIA["recall"]
+    if chosen.ranking is not None:
+        require_ranking_alone(read_ranking(chosen.ranking), _criterion(chosen), budget)
+        criterion = None
     measured = chosen.length, chosen.validation_tokens, criterion, chosen.state_budget
     phases = plan_run(model, recipe, planned, *measured)
     described = describe_plan(planned, recipe.analog), describe_budget(budget, planned)

@@ -8,7 +8,7 @@ import torch
 
 from fastweights.linearize.distill.budget import CacheBudget, LayerBudget, SoftmaxBudget
 from fastweights.linearize.distill.recipe import LinearizationRecipe
-from fastweights.linearize.evaluate.criteria import CRITERIA, Criterion
+from fastweights.linearize.evaluate.criteria import Criterion
 from fastweights.linearize.evaluate.ranking import Ranking
 from fastweights.ranges import NON_NEGATIVE_INTEGER
 from fastweights.render.units import bytes_in_words
@@ -32,7 +32,8 @@ class Conversion:
         seed: Seed of the order of the text, and of what branches and adapters start from.
         bits: Bits of the frozen weights while the rest is trained, 4 or 8 (bitsandbytes); None for
             `dtype`. The result has its weights in `dtype` all the same.
-        rank_by: By what layers are ranked.
+        rank_by: By what layers are ranked; None for recall, where the text can show it, and for
+            damage where it cannot.
         ranking: The ranking of another run of the same model; None to rank by `rank_by`.
         cache_budget: What the cache may take, in place of `softmax_layers`; None for a number.
         state_budget: Bytes of the linear layers' states, per sequence, which the windows of key
@@ -52,7 +53,7 @@ class Conversion:
     dtype: str = "auto"
     seed: int = 0
     bits: int | None = None
-    rank_by: Criterion = CRITERIA["damage"]
+    rank_by: Criterion | None = None
     ranking: Ranking | None = None
     cache_budget: CacheBudget | None = None
     state_budget: int | None = None
@@ -106,16 +107,7 @@ class Conversion:
                 f" {bytes_in_words(self.cache_budget.size)} for the cache: give one of the two"
             )
         if self.ranking is not None:
-            if self.rank_by != CRITERIA["damage"]:
-                raise ValueError(
-                    f"a ranking by {self.ranking.criterion} is given, and a criterion to rank by:"
-                    " give one of the two"
-                )
-            if self.softmax_layers == 0 and self.cache_budget is None:
-                raise ValueError(
-                    "a ranking is given, and no layer stays softmax: give softmax_layers or"
-                    " cache_budget, too, or leave the ranking out"
-                )
+            require_ranking_alone(self.ranking, self.rank_by, self.budget)
 
     @property
     def budget(self) -> SoftmaxBudget:
@@ -127,6 +119,26 @@ class Conversion:
         """The lengths of the sequences in all stages, that of the data first."""
         own = (stage.length for stage in self.recipe.stages if stage.length is not None)
         return tuple(dict.fromkeys((self.data.length, *own)))
+
+
+def require_ranking_alone(
+    ranking: Ranking, rank_by: Criterion | None, budget: SoftmaxBudget
+) -> None:
+    """Check what a ranking is given with.
+
+    Raises:
+        ValueError: If it is a criterion to rank by, too, or nothing to choose by the ranking.
+    """
+    if rank_by is not None:
+        raise ValueError(
+            f"a ranking by {ranking.criterion} is given, and a criterion to rank by: give one of"
+            " the two"
+        )
+    if budget == LayerBudget(0):
+        raise ValueError(
+            "a ranking is given, and no layer stays softmax: give softmax_layers or cache_budget,"
+            " too, or leave the ranking out"
+        )
 
 
 def _require_dtype(name: str) -> None:

@@ -122,7 +122,7 @@ def plan_run(
         *phases.placing(planned),
         phases.conversion(),
         *(phase for config, own in stages if config not in recipe.whole for phase in own),
-        *([] if criterion is None else [phases.ranking(criterion, planned)]),
+        *([] if criterion is None else phases.ranking(criterion, planned)),
         *(phase for config, own in stages if config in recipe.whole for phase in own),
         phases.evaluation(planned),
     )
@@ -165,14 +165,21 @@ class _Phases:
         seconds = layers * self.speed.layers + 2 * tokens * self._compared
         return PhasePlan("convert", 2 * tokens + self.length, seconds)
 
-    def ranking(self, criterion: Criterion, planned: ConversionPlan) -> PhasePlan:
-        """Softmax, and the layers from the first linear one on of every choice that is compared."""
+    def ranking(self, criterion: Criterion, planned: ConversionPlan) -> Iterator[PhasePlan]:
+        """Candidates that are trained, where the recipe does; softmax, and the layers from the
+        first linear one on of every choice that is compared."""
         choices = choices_of(criterion, [one.layer for one in planned.converted])
+        if self.recipe.selection:
+            first = self.recipe.whole[0]
+            steps = round(self.recipe.selection * first.fit.steps) * sum(map(bool, choices))
+            read = steps * planned.stages[self.recipe.stages.index(first)].tokens
+            read //= max(1, first.fit.steps)
+            yield PhasePlan("candidates", read, read * self._step(first))
         shares = [1 - min(layers, default=0) / len(planned.caches) for layers in choices]
         tokens = min(self.validation, COMPARISON_SEQUENCES * self.length)
         layers = (1 + LINEAR * sum(shares)) * self.speed.layers
         seconds = tokens * (layers + (1 + len(choices)) * self._compared)
-        return PhasePlan("rank-layers", tokens * (1 + len(choices)), seconds)
+        yield PhasePlan("rank-layers", tokens * (1 + len(choices)), seconds)
 
     def measuring(self, config: StageConfig) -> PhasePlan:
         """The model beside softmax, which is known."""
@@ -184,19 +191,24 @@ class _Phases:
         """Its steps, its validations, of which the one before it is known unless it is of other
         sequences or another loss, and what is measured then."""
         if isinstance(config, AdaptationConfig):
-            step = (ADAPTATION + (1 if config.loss.kl else 0)) * self.speed.forward
             validated = LINEAR * self.speed.layers + self.speed.logits
             known = config.length is None and not config.softmax
         else:
-            step, validated = TRANSFER * self.speed.layers, MEASURED * self.speed.layers
+            validated = MEASURED * self.speed.layers
             first = isinstance(config, TransferConfig) and config.loss == TransferLoss()
             known = first and config.length is None
         times = -(-config.fit.steps // config.fit.every.evaluation) + (0 if known else 1)
         read = times * self.beside(config)
-        seconds = planned.tokens * step + read * validated
+        seconds = planned.tokens * self._step(config) + read * validated
         yield PhasePlan(planned.name, planned.tokens + read, seconds)
         if config.by_layer:
             yield self.measuring(config)
+
+    def _step(self, config: StageConfig) -> float:
+        """A token of an update."""
+        if isinstance(config, AdaptationConfig):
+            return (ADAPTATION + (1 if config.loss.kl else 0)) * self.speed.forward
+        return TRANSFER * self.speed.layers
 
     def evaluation(self, planned: ConversionPlan) -> PhasePlan:
         """What is not known yet of softmax and the model, further modes on the validation text,

@@ -7,7 +7,7 @@ at a time, distils it for a third of the tokens, and ranks layers by the diverge
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from fastweights.linearize.distill.recipe import AdaptationConfig
 from fastweights.linearize.distill.run import ConversionRun
 from fastweights.linearize.distill.student import StudentModel, room_for_heads
 from fastweights.linearize.distill.training import AdaptStep
-from fastweights.linearize.evaluate.criteria import Candidates, Inputs, Losses, name_of
+from fastweights.linearize.evaluate.criteria import (
+    CRITERIA,
+    Candidates,
+    Criterion,
+    Inputs,
+    Losses,
+    name_of,
+)
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint
 
 
@@ -43,15 +50,30 @@ def require_ranking(student: StudentModel) -> None:
     if conversion.ranking is not None:
         layers = [attention.layer for attention in student.run.plan.converted]
         conversion.ranking.require(_fingerprint(student), layers)
-    else:
-        measure = conversion.rank_by.measure
-        measure.require_text(lambda: student.model, ranking_text(student))
+    elif conversion.rank_by is not None:
+        _require_text(student, conversion.rank_by)
 
 
-def ranking_text(student: StudentModel) -> list[Inputs]:
+def criterion_of(student: StudentModel) -> Criterion:
+    """Return what layers are ranked by: what is named, or else recall where the text can show it,
+    and damage where it cannot."""
+    if student.run.conversion.rank_by is not None:
+        return student.run.conversion.rank_by
+    try:
+        _require_text(student, CRITERIA["recall"])
+    except ValueError as error:
+        student.run.reporter.note(f"layers are ranked by damage, not by recall: {error}")
+        return CRITERIA["damage"]
+    return CRITERIA["recall"]
+
+
+def _require_text(student: StudentModel, criterion: Criterion) -> None:
+    criterion.measure.require_text(lambda: student.model, ranking_text(student, criterion))
+
+
+def ranking_text(student: StudentModel, criterion: Criterion) -> list[Inputs]:
     """Return what layers are compared on."""
-    measure = student.run.conversion.rank_by.measure
-    return measure.text(student.text.comparison_batches(), student.text.tokenizer)
+    return criterion.measure.text(student.text.comparison_batches(), student.text.tokenizer)
 
 
 def _fingerprint(student: StudentModel) -> str:
@@ -68,24 +90,30 @@ def trains_candidates(student: StudentModel) -> bool:
     return bool(conversion.budget.choose(student.linear_layers(), student.run.plan.caches))
 
 
-def losses_now(student: StudentModel) -> Losses:
-    """Return what is lost with each choice of linear layers, of the model as it is now."""
-    run, batches = student.run, ranking_text(student)
+def rank_now(student: StudentModel) -> Ranking:
+    """Rank the layers of the model as it is now."""
+    run, criterion = student.run, criterion_of(student)
+    batches = ranking_text(student, criterion)
     models = Candidates(student.model, student.changed_original())
-    measure = run.conversion.rank_by.measure
-    return lambda choices: measure.losses(models, run.follow(batches, "ranking layers"), choices)
+
+    def losses(choices: Sequence[Collection[int]]) -> list[float]:
+        read = run.follow(batches, "ranking layers")
+        return criterion.measure.losses(models, read, choices)
+
+    return _rank(student, criterion, batches, losses)
 
 
-def rank(student: StudentModel, losses: Losses) -> Ranking:
+def _rank(
+    student: StudentModel, criterion: Criterion, batches: Sequence[Inputs], losses: Losses
+) -> Ranking:
     """Rank the layers by what is lost with each choice of linear ones."""
-    conversion = student.run.conversion
-    damage = conversion.rank_by.damage(student.linear_layers(), losses)
-    sources = ", ".join(conversion.data.validation or conversion.data.sources)
-    batches = ranking_text(student)
+    data = student.run.conversion.data
+    damage = criterion.damage(student.linear_layers(), losses)
+    sources = ", ".join(data.validation or data.sources)
     tokens = max(batch["input_ids"].shape[1] for batch in batches)
     return Ranking(
-        criterion=name_of(conversion.rank_by),
-        measure=f"{conversion.rank_by.measure.words}{_training_in_words(student)}",
+        criterion=name_of(criterion),
+        measure=f"{criterion.measure.words}{_training_in_words(student)}",
         damage=dict(sorted(damage.items())),
         order=tuple(damage),
         model=_fingerprint(student),
@@ -120,25 +148,33 @@ class CandidateStep(AdaptStep):
         return run.out / "teacher" / self.stage.name
 
 
-def trained_losses(student: StudentModel) -> Losses:
-    """Return what trains every candidate shortly, in all processes together, and measures it.
+def rank_trained(student: StudentModel) -> Ranking:
+    """Rank the layers by candidates, each of which is trained shortly, in all processes together.
 
     Args:
         student: The model, with all its linear layers.
 
-    Returns:
-        What a criterion asks for losses; it raises `Stopped` where a training was stopped.
+    Raises:
+        Stopped: If a training was stopped.
     """
-    texts, linear = ranking_text(student), student.linear_layers()
+    criterion, linear = criterion_of(student), student.linear_layers()
+    batches = ranking_text(student, criterion)
+
+    def loss(models: Candidates, chosen: Sequence[int]) -> float:
+        (found,) = criterion.measure.losses(models, batches, [chosen])
+        return found
 
     def losses(choices: Sequence[Collection[int]]) -> list[float]:
-        return [_loss(student, texts, sorted(chosen), linear) for chosen in choices]
+        return [_trained_loss(student, loss, sorted(chosen), linear) for chosen in choices]
 
-    return losses
+    return _rank(student, criterion, batches, losses)
 
 
-def _loss(
-    student: StudentModel, texts: list[Inputs], chosen: list[int], linear: Sequence[int]
+def _trained_loss(
+    student: StudentModel,
+    loss: Callable[[Candidates, Sequence[int]], float],
+    chosen: list[int],
+    linear: Sequence[int],
 ) -> float:
     """What is lost with these layers linear; softmax alone loses nothing, and needs no training."""
     if not chosen:
@@ -150,5 +186,5 @@ def _loss(
     if candidate is None:
         raise Stopped
     models = Candidates(candidate.model, candidate.changed_original())
-    (loss,) = conversion.rank_by.measure.losses(models, texts, [chosen])
-    return processes.total({"loss": loss if processes.is_first else 0.0})["loss"]  # all go by its
+    found = loss(models, chosen)
+    return processes.total({"loss": found if processes.is_first else 0.0})["loss"]  # all go by it

@@ -16,9 +16,8 @@ from fastweights.linearize.distill.fit import read_tensors
 from fastweights.linearize.distill.plan import ConversionPlan, LayerCache, cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.selection import (
-    losses_now,
-    rank,
-    trained_losses,
+    rank_now,
+    rank_trained,
     trains_candidates,
 )
 from fastweights.linearize.distill.step import ConversionStep
@@ -80,7 +79,7 @@ class RankLayersStep(ConversionStep):
         """Train candidates in all processes, if the recipe does; then rank in the first one."""
         if not self.is_done(student.run.out) and trains_candidates(student):
             try:
-                ranking = rank(student, trained_losses(student))
+                ranking = rank_trained(student)
             except Stopped:
                 return None
             with student.run.processes.first_then_others():
@@ -92,7 +91,7 @@ class RankLayersStep(ConversionStep):
         if not self.is_done(run.out):
             if not self.is_last and not run.conversion.budget.choose(linear, run.plan.caches):
                 return student
-            self._keep(student, run.conversion.ranking or rank(student, losses_now(student)))
+            self._keep(student, run.conversion.ranking or rank_now(student))
         softmax = run.read("ranking")["softmax"]
         if not softmax:
             return student

@@ -282,9 +282,11 @@ def _by_octave(distance: Tensor) -> Tensor:
 
 
 def _window(model: Any) -> int:
-    """The widest window of the model's branches."""
+    """The window of the model's key heads, the mean where they have windows of their own: what is
+    farther back is beyond most of them, and a text is seldom longer than the widest."""
     found = branches(model).values()
-    return max(window for one in found for window in one.config.windows_of(one.attention))
+    windows = [window for one in found for window in one.config.windows_of(one.attention)]
+    return sum(windows) // len(windows)
 
 
 @dataclass(frozen=True)
