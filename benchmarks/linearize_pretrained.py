@@ -37,6 +37,7 @@ from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.evaluate.comparison import StreamingSoftmax
 from fastweights.linearize.evaluate.criteria import CRITERIA
+from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.train import AdamW, Every, StopOnSignal, tokenize_sources
 from fastweights.training.data.documents import Data
 from fastweights.training.language.perplexity import nll_by_position
@@ -64,6 +65,7 @@ class Method:
         window: Softmax's window, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
         ranked: The name of the criterion that chooses as many layers in their place; None: none.
+        like: The method whose untrained conversion, in the same folder, has ranked the layers.
         texts: The files that it is placed and trained on.
         state: Bytes of the linear layers' states, which the windows of all heads share; of all
             layers that can be converted, before some of them stay softmax; None: by `window`.
@@ -74,10 +76,12 @@ class Method:
     window: int | None = None
     kept: int | None = None
     ranked: str | None = None
+    like: str | None = None
     texts: tuple[str, ...] = ("alpaca_5000.json",)
     state: int | None = None
 
 
+BY_RECALL = "landmarks in 8 MB, one softmax layer in four, by recall"
 BOOKS = "anna_karenina.txt", "bleak_house.txt", "don_quixote.txt", "war_and_peace.txt"
 METHODS = {
     "landmarks": Method("landmarks"),
@@ -89,8 +93,11 @@ METHODS = {
     "landmarks, one softmax layer in 15, by recall": Method("landmarks", kept=15, ranked="recall"),
     "landmarks in 6 MB": Method("landmarks", state=6_000_000),
     "landmarks in 8 MB": Method("landmarks", state=8_000_000),
-    "landmarks in 8 MB, one softmax layer in four, by recall": Method(
-        "landmarks", kept=4, ranked="recall", state=8_000_000
+    "landmarks in 16 MB": Method("landmarks", state=16_000_000),
+    "landmarks in 32 MB": Method("landmarks", state=32_000_000),
+    BY_RECALL: Method("landmarks", kept=4, ranked="recall", state=8_000_000),
+    "landmarks in 8 MB, the same softmax layers": Method(
+        "landmarks", kept=4, like=BY_RECALL, state=8_000_000
     ),
     "landmarks, from books": Method("landmarks", texts=BOOKS),
     "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
@@ -216,17 +223,23 @@ def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     if method.window is not None:
         recipe = replace(recipe, analog=replace(recipe.analog, window=method.window))
     model = str(model_source(chosen.model))
-    layers, chosen_by = None, {}
-    if method.kept is not None:
-        every = [one.layer for one in plan(model, recipe).converted]
-        if method.ranked is None:
-            layers = tuple(layer for layer in every if (layer + 1) % method.kept)
-        else:
-            count = len(every) // method.kept
-            chosen_by = {"softmax_layers": count, "rank_by": CRITERIA[method.ranked]}
+    kept = _kept(chosen, method, [one.layer for one in plan(model, recipe).converted])
     trained = _trained(recipe, method, chosen.tokens)
-    chosen_by |= {"layers": layers, "state_budget": method.state}
-    return Conversion(model, data, trained, dtype=chosen.dtype, **chosen_by)
+    return Conversion(model, data, trained, dtype=chosen.dtype, state_budget=method.state, **kept)
+
+
+def _kept(chosen: argparse.Namespace, method: Method, layers: list[int]) -> dict[str, Any]:
+    """What a conversion is told of the layers that stay softmax."""
+    if method.kept is None:
+        return {}
+    count = len(layers) // method.kept
+    if method.ranked is not None:
+        return {"softmax_layers": count, "rank_by": CRITERIA[method.ranked]}
+    if method.like is not None:
+        untrained = argparse.Namespace(model=chosen.model, tokens=0)
+        ranking = chosen.folder / _title(untrained, method.like) / "ranking.json"
+        return {"softmax_layers": count, "ranking": read_ranking(ranking)}
+    return {"layers": tuple(layer for layer in layers if (layer + 1) % method.kept)}
 
 
 def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> LinearizationRecipe:
