@@ -341,3 +341,23 @@ def test_modules_read_what_a_step_does_not() -> None:
     assert few.refuse_native_step() is None
     few.model.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
     assert "hooks" in str(few.refuse_native_step())
+
+
+@pytest.mark.parametrize("name", ["lolcats", "all of it"])
+def test_layers_that_hold_their_states_are_one_call(name: str, monkeypatch) -> None:
+    """Once no sink is in a window: of all layers, and of the head."""
+    decoder = begin(quantize(model_of(name), 4))
+    made, call = list[object](), library.PreparedCall.__call__
+
+    def counted(self: library.PreparedCall) -> None:
+        made.append(self)
+        call(self)
+
+    monkeypatch.setattr(library.PreparedCall, "__call__", counted)
+    counts = []
+    for i in range(14):
+        made.clear()
+        decoder.read_token(torch.tensor([i]))
+        counts.append(len(made))
+    assert counts[0] > 6
+    assert counts[-1] == 2

@@ -269,6 +269,14 @@ class Replay(NamedTuple):
     calls: Pointer
 
 
+class Counters(NamedTuple):
+    """``Counters`` of replay.h: addresses ``[count]`` of numbers, and the most that each can be."""
+
+    count: int
+    numbers: Pointer
+    most: Pointer
+
+
 class ProductCall(NamedTuple):
     """``ProductCall`` of product.h: a few rows times a weight, and how many such lie behind it."""
 
@@ -335,6 +343,7 @@ STRUCTURES: tuple[type, ...] = (
     RotationCall,
     PointwiseCall,
     Replay,
+    Counters,
     ProductCall,
     QuantizedProductCall,
     BonusStep,

@@ -35,7 +35,8 @@
     X(fw_int8_product, QuantizedProduct) \
     X(fw_int4_product, QuantizedProduct) \
     X(fw_bonus_step, BonusStep)          \
-    X(fw_replay, Replay)
+    X(fw_replay, Replay)                 \
+    X(fw_advance, Counters)
 
 #if defined(__x86_64__)
 

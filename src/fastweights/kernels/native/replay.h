@@ -1,4 +1,4 @@
-/* What Python hands over for calls that are made one after the other. */
+/* What Python hands over for calls that are made one after the other, and for what they count. */
 #ifndef FASTWEIGHTS_REPLAY_H
 #define FASTWEIGHTS_REPLAY_H
 
@@ -14,5 +14,12 @@ typedef struct {
     int64_t count;
     const Call *calls;
 } Replay;
+
+/* Numbers of calls' structures that grow by one, and the most that each can be */
+typedef struct {
+    int64_t count;
+    int64_t *const *numbers;
+    const int64_t *most;
+} Counters;
 
 #endif

@@ -23,6 +23,7 @@ from fastweights.recurrence.timeline import FORGOTTEN
 from fastweights.recurrence.windowed import WindowedLinear
 
 _OFFSETS = abi.offsets(abi.WindowProblem)
+_ENDLESS = torch.iinfo(torch.int64).max
 
 
 class TokenStreams(NamedTuple):
@@ -56,10 +57,10 @@ class HeldWindows:
 
     def __init__(self, state: Sequence[Tensor], window: int) -> None:
         keys, values, memory, age = state
-        self.room, self.cached = max(window - 1, 0), age.shape[1]
-        if library.refuse_strangers(keys, values, memory) or self.cached > self.room:
+        room, self.cached = max(window - 1, 0), age.shape[1]
+        if library.refuse_strangers(keys, values, memory) or self.cached > room:
             raise ValueError("a state is not one of plain float32, or of another window")
-        shape = (*keys.shape[:2], self.room)
+        shape = (*keys.shape[:2], room)
         self.keys, self.values, self.ages = (
             part.new_empty(*shape, *part.shape[3:]) for part in (keys, values, age)
         )
@@ -73,15 +74,10 @@ class HeldWindows:
         after = {f"next_{name}": part for name, part in state.items()}
         return {"cached": self.cached, **state, **after}
 
-    def copy(self) -> FeaturelessWindowState:
-        """The state as it is now."""
-        keys, values = self.keys[:, :, : self.cached], self.values[:, :, : self.cached]
-        age = self.ages[:, 0, : self.cached]
-        return _copy(keys), _copy(values), _copy(self.memory), _copy(age)
-
-    def advance(self) -> None:
-        """Count one more token."""
-        self.cached = min(self.cached + 1, self.room)
+    def copy(self, cached: int) -> FeaturelessWindowState:
+        """The state as it is now, with so many tokens in the window."""
+        keys, values = self.keys[:, :, :cached], self.values[:, :, :cached]
+        return _copy(keys), _copy(values), _copy(self.memory), _copy(self.ages[:, 0, :cached])
 
 
 def _copy(part: Tensor) -> Tensor:
@@ -97,6 +93,9 @@ class HeadTokens:
         heads: the numbers of a group's heads in `streams`
         states: of each group, behind which the token comes
         streams: of all heads, for each sequence
+
+    Attributes:
+        calls: what reads the token, leaves o where it belongs and the states behind it
 
     Raises:
         ValueError: if another kernel takes a record, or it has features that others have made, or
@@ -121,33 +120,39 @@ class HeadTokens:
         ]
         behind = range(len(problems) - 1, -1, -1)
         threads = library.threads(4 * sum(p.keys.numel() + p.memory.numel() for p in problems))
-        self._call = library.PreparedCall(
+        read = library.PreparedCall(
             ONE_TOKEN,
             *(
                 p._replace(threads=threads, following=n)
                 for p, n in zip(problems, behind, strict=True)
             ),
         )
-        self._positions, self._cached = self._numbers("position"), self._numbers("cached")
-        self._rooms = np.array([p.keys.shape[0] for p in problems])
-
-    def _numbers(self, field: str) -> np.ndarray:
-        """Where a number of each problem lies."""
-        memory: Any = self._call.memory
-        step, first = abi.size(abi.WindowProblem), _OFFSETS[field]
-        return np.ndarray((len(memory) // step,), np.int64, memory, first, (step,))
-
-    def read(self) -> None:
-        """Leave o of the token where it belongs, and the states behind it."""
-        self._call()
-        self._positions += 1
-        np.minimum(self._cached + 1, self._rooms, out=self._cached)
-        for held in self._held:
-            held.advance()
+        rooms = [problem.keys.shape[0] for problem in problems]
+        self.calls = read, _count(read, rooms)
+        counts = [len(own) * len(numbers) for own, numbers in zip(records, heads, strict=True)]
+        self._firsts = [sum(counts[:i]) for i in range(len(counts))]
 
     def states(self) -> list[FeaturelessWindowState]:
         """Copies of what the states are now."""
-        return [held.copy() for held in self._held]
+        cached = _numbers(self.calls[0], "cached")[self._firsts].tolist()
+        return [held.copy(count) for held, count in zip(self._held, cached, strict=True)]
+
+
+def _numbers(call: library.PreparedCall, field: str) -> np.ndarray:
+    """Where a number of each problem of a call lies."""
+    memory: Any = call.memory
+    step, first = abi.size(abi.WindowProblem), _OFFSETS[field]
+    return np.ndarray((len(memory) // step,), np.int64, memory, first, (step,))
+
+
+def _count(call: library.PreparedCall, rooms: list[int]) -> library.PreparedCall:
+    """What counts a token in the problems of a call, with room for so many in the windows."""
+    _, memory = call.addresses
+    problems = torch.arange(len(rooms)) * abi.size(abi.WindowProblem) + memory
+    numbers = torch.cat([problems + _OFFSETS[field] for field in ("position", "cached")])
+    most = torch.tensor([_ENDLESS] * len(rooms) + rooms)
+    counters = abi.Counters(len(numbers), numbers, most)
+    return library.PreparedCall("fw_advance", counters, kept=call)
 
 
 def _problems(

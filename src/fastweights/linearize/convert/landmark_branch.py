@@ -221,8 +221,12 @@ class LandmarkBranch(WindowedBranch):
 
     def _have_left(self, count: Tensor) -> bool:
         """Whether no sink is in the window any more, or will be, for all that autograd knows."""
-        all_left = self.config.sinks + max(self.config.window - 1, 0)
-        return not torch.is_grad_enabled() and at_least(count, all_left)
+        return not torch.is_grad_enabled() and at_least(count, self.all_left)
+
+    @property
+    def all_left(self) -> int:
+        """Behind how many tokens no sink is in the window any more."""
+        return self.config.sinks + max(self.config.window - 1, 0)
 
     def _scores(self, q: Tensor, sinks: Tensor) -> Tensor:
         """Those of keys ``[b t m g k]``, ``[b t h m]``, with log γ."""

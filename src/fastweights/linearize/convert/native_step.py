@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from inspect import signature
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -88,11 +89,25 @@ class BranchToken:
         state held here; False where the branch reads it."""
         if self._refused or not (self._goes_on(memory, places) or self._begin(memory, places)):
             return False
-        assert self._tokens is not None
-        self._tokens.read()
-        self._places = [place + 1 for place in places]
-        memory.tokens += 1
+        for call in self.calls:
+            call()
+        self.count(memory, [place + 1 for place in places])
         return True
+
+    @property
+    def alone_from(self) -> int:
+        """The place from which on no sink asks for another call."""
+        return max((own.all_left for own in self._landmarks), default=0)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """What reads the next token behind the state that is held here."""
+        return () if self._tokens is None else self._tokens.calls
+
+    def count(self, memory: StateLayer, places: list[int]) -> None:
+        """Count a token that the calls have read; the next ones are at these places."""
+        self._places = places
+        memory.tokens += 1
 
     def state(self) -> tuple[Tensor, ...]:
         assert self._tokens is not None
@@ -102,11 +117,17 @@ class BranchToken:
         keys, count = self._past
         return *parts, keys, count.new_tensor(self._places)
 
+    def holds(self, memory: StateLayer, places: list[int]) -> bool:
+        """Whether the state is held here, and the next tokens are at these places."""
+        return memory.holder is self and places == self._places
+
     def _goes_on(self, memory: StateLayer, places: list[int]) -> bool:
         """Whether the state is the one that is held, and its call goes on being right."""
-        same = memory.holder is self and places == self._places
-        unchanged = self._versions == [w._version for w in self._weights]
-        return same and unchanged and self._reads_alone(places)
+        return self.holds(memory, places) and self.unchanged() and self._reads_alone(places)
+
+    def unchanged(self) -> bool:
+        """Whether the weights are those that the calls were packed with."""
+        return self._versions == [w._version for w in self._weights]
 
     def _reads_alone(self, places: list[int]) -> bool:
         return all(own.reads_alone(place) for own in self._landmarks for place in {*places})
@@ -178,6 +199,10 @@ class LinearizedStep(NativeStep):
         last = self.prepare_norm(model.model.norm, self._x, self._normed)
         self._end = library.chain([last, *self._calls_of_head(head)])
         self._tokens = list(map(self._token_of, self._attentions, self._layers, self._turned))
+        self._linear = [token for token in self._tokens if token is not None]
+        self._alone_from = max((token.alone_from for token in self._linear), default=0)
+        self._joined: list[tuple[Call, ...]] = []
+        self._whole: list[Call] = []
         self._readers = list(map(_reader_of, self._attentions, self._layers, self._turned))
         judged = _verdict(model) is not None or (sequences == 1 and not self.rounds)
         alone = self if judged else LinearizedStep(model, 1, exact=True)
@@ -255,14 +280,38 @@ class LinearizedStep(NativeStep):
             chosen = {} if kind is None else {"layer_type": kind}
             for turn, own in zip(turns, trunk.rotary_emb(x, at, **chosen), strict=True):
                 turn.copy_(own)
-        for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
-            for call in self._begun[i]:
-                call()
-            self._attend(i, layer, memory, places, positions)
-            self.finish(layer)
+        if not self._read_at_once(cache.layers, places):
+            for i, (layer, memory) in enumerate(zip(self._layers, cache.layers, strict=True)):
+                for call in self._begun[i]:
+                    call()
+                self._attend(i, layer, memory, places, positions)
+                self.finish(layer)
         for call in self._end:
             call()
         return self._logits[:, -1]
+
+    def _read_at_once(self, memories: Sequence[StateLayer], places: list[int]) -> bool:
+        """Whether all layers are linear, go on from states that they hold, and have been read by
+        calls that need nothing of Python between them."""
+        if len(self._linear) < len(memories) or min(places) < self._alone_from:
+            return False
+        each = list(zip(self._linear, memories, strict=True))
+        if not all(token.holds(memory, places) and token.unchanged() for token, memory in each):
+            return False
+        for call in self._join([token.calls for token in self._linear]):
+            call()
+        behind = [place + 1 for place in places]
+        for token, memory in each:
+            token.count(memory, behind)
+        return True
+
+    def _join(self, attentions: list[tuple[Call, ...]]) -> list[Call]:
+        """The calls of all layers, of which these are those of their attentions."""
+        if attentions != self._joined:
+            finished = [layer.finish for layer in self._layers]
+            parts = chain.from_iterable(zip(self._begun, attentions, finished, strict=True))
+            self._joined, self._whole = attentions, library.chain([*chain.from_iterable(parts)])
+        return self._whole
 
     def _attend(
         self, i: int, layer: LayerCalls, memory: Any, places: list[int], positions: Tensor | None
