@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.kernels.chunked import chunk_loop
-from fastweights.kernels.growing import CachePart, append, drop_oldest, extend
+from fastweights.kernels.growing import CachePart, append, drop_oldest, extend, extend_at
 from fastweights.kernels.native import abi, library
 from fastweights.kernels.rehearsal import rehearsed
 from fastweights.kernels.table import Kernel
@@ -162,18 +162,28 @@ class CacheReader:
         self._q, self._key, self._value, self._o = q, key, value, o
         self._scale = q.shape[-1] ** -0.5 if scale is None else scale
         self._rooms: tuple[Tensor, ...] = ()
+        self._last: tuple[tuple[Tensor, CachePart], ...] = ()
 
-    def read(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """`attend_to_cache` of caches with the token behind them, which are returned."""
-        longer = extend(keys, 1), extend(values, 1)
-        after = longer[0].view(), longer[1].view()
+    def read(self, keys: Tensor, values: Tensor, gone: int = 0) -> tuple[Tensor, Tensor]:
+        """`attend_to_cache` of caches with the token behind them, which are returned without the
+        `gone` oldest; those that were returned last go on where they lie."""
+        longer = self._extend(keys), self._extend(values)
+        read = longer[0].seen(), longer[1].seen()
         if not self._lie_in(longer):
-            self._pack(longer, after)
+            self._pack(longer, read)
         numbers = self._numbers
-        numbers[_LENGTH_AT], numbers[_THREADS_AT] = after[0].shape[2], _threads(*after)
-        numbers[_KEYS_AT], numbers[_VALUES_AT] = (part.data_ptr() for part in after)
+        numbers[_LENGTH_AT], numbers[_THREADS_AT] = read[0].shape[2], _threads(*read)
+        numbers[_KEYS_AT], numbers[_VALUES_AT] = (part.data_ptr() for part in read)
         self._call()
-        return after
+        if gone:
+            longer = longer[0].without(gone), longer[1].without(gone)
+            read = longer[0].seen(), longer[1].seen()
+        self._last = tuple(zip(read, longer, strict=True))
+        return read
+
+    def _extend(self, cache: Tensor) -> CachePart:
+        known = next((part for last, part in self._last if last is cache), None)
+        return extend(cache, 1) if known is None else extend_at(known, cache, 1)
 
     def _lie_in(self, parts: Sequence[CachePart]) -> bool:
         """Whether the call is packed for the rooms of these."""

@@ -54,10 +54,18 @@ class CachePart(NamedTuple):
     end: int
 
     def view(self) -> Tensor:
-        """The cache ``[b g s ·]``."""
-        seen = self.room.whole[:, :, self.begin : self.end]
+        """The cache ``[b g s ·]``, whose place is known from then on."""
+        seen = self.seen()
         _PLACES[seen] = self
         return seen
+
+    def seen(self) -> Tensor:
+        """The cache ``[b g s ·]``, for one who keeps its place; others copy it to go on."""
+        return self.room.whole[:, :, self.begin : self.end]
+
+    def without(self, count: int) -> CachePart:
+        """The part without the first tokens of the cache."""
+        return self._replace(begin=self.begin + count)
 
 
 _PLACES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -79,10 +87,14 @@ def extend(cache: Tensor, count: int) -> CachePart:
     """Where the cache ``[b g s ·]`` is with so many tokens behind it, which are yet to be
     written.
     """
-    place = _PLACES.get(cache)
+    return extend_at(_PLACES.get(cache), cache, count)
+
+
+def extend_at(place: CachePart | None, cache: Tensor, count: int) -> CachePart:
+    """`extend` of a cache whose place is known; None where it has none."""
     if place is None or not place.room.writable or not place.room.take(place.end, count):
         place = _place_with_room(cache, count)
-    return place._replace(end=place.end + count)
+    return CachePart(place.room, place.begin, place.end + count)
 
 
 def _place_with_room(cache: Tensor, count: int) -> CachePart:
@@ -96,9 +108,8 @@ def _place_with_room(cache: Tensor, count: int) -> CachePart:
 
 def drop_oldest(cache: Tensor, count: int) -> Tensor:
     """The cache ``[b g s ·]`` without its first tokens, in the memory where it is."""
-    place = _PLACES.get(cache)
     if count == 0:
         return cache
-    if place is None:
+    if (place := _PLACES.get(cache)) is None:
         return cache[:, :, count:]
-    return place._replace(begin=place.begin + count).view()
+    return place.without(count).view()

@@ -23,9 +23,9 @@ from fastweights.kernels.attention import (
     CacheReader,
     attend_to_cache,
     attend_token_natively,
-    last_window,
+    gone_by,
 )
-from fastweights.kernels.growing import append
+from fastweights.kernels.growing import append, drop_oldest
 from fastweights.kernels.native import library
 from fastweights.kernels.native.abi import PointwiseCall, PointwiseKind
 from fastweights.kernels.table import select
@@ -373,10 +373,10 @@ class SoftmaxStep(NativeStep):
         for layer, attention, window, state in layers:
             self.project(layer)
             own = None if turns is None else self._spread(layer, turns.get(attention.rope))
-            age, seen = following[window]
-            keys, values = attention.read(state.memory, own, seen)
+            age, seen, gone = following[window]
+            keys, values = attention.read(state.memory, own, seen, gone)
             self.finish(layer)
-            after.append(MixerState(last_window(window, keys, values, age), {}, ahead))
+            after.append(MixerState((keys, values, age), {}, ahead))
         cache.advance(after, 1)
         self._states = cache.states
         return self.model.logits(trunk.norm(x))[:, -1]
@@ -438,7 +438,7 @@ class SoftmaxToken:
         self.turns_natively = self._turn is not None or not rope.rotary_width
 
     def read(
-        self, memory: Any, turns: Sequence[Tensor] | None, seen: Tensor | None
+        self, memory: Any, turns: Sequence[Tensor] | None, seen: Tensor | None, gone: int
     ) -> tuple[Tensor, Tensor]:
         """Keys and values behind the token, which reads those that it sees ``[b 1 1 s]``, or all.
 
@@ -446,17 +446,18 @@ class SoftmaxToken:
             memory: Keys, values and ages before it.
             turns: What queries and keys turn by; None: what C has been told of, or nothing.
             seen: Which tokens are read; None for all.
+            gone: How many of the oldest the next one does not see.
         """
         if turns is not None:
             self._turned.copy_(self.rope.turn_by(self._layer.turning, *turns))
         elif self._turn is not None:
             self._turn()
         if seen is None:
-            return self._reader.read(*memory[:2])
+            return self._reader.read(memory[0], memory[1], gone)
         keys, values = append(memory[0], self._key), append(memory[1], self._layer.value)
         o = attend_to_cache(self._q, keys, values, seen)
         self._layer.read.view(o.shape).copy_(o)
-        return keys, values
+        return drop_oldest(keys, gone), drop_oldest(values, gone)
 
 
 register_step(FastWeightsForCausalLM, SoftmaxStep)
@@ -509,13 +510,16 @@ def _refuse_block(block: Any) -> None:
     _require(taken, "attention to one token goes to another kernel")
 
 
-def _next_ages(age: Tensor, window: int | None) -> tuple[Tensor, Tensor | None]:
-    """The ages ``[b s+1]`` of cached tokens and of the next one, and which of them it sees ``[b 1 1
-    s+1]``, None for all.
+def _next_ages(age: Tensor, window: int | None) -> tuple[Tensor, Tensor | None, int]:
+    """The ages ``[b s+1]`` of cached tokens and of the next one, without those of the oldest tokens
+    that the one behind it does not see, which of all it sees ``[b 1 1 s+1]``, None for all, and how
+    many these oldest are.
     """
     following = F.pad(age + 1, (0, 1), value=1)
     there = following < FORGOTTEN if window is None else following <= window
-    return following, None if bool(there.all()) else there[:, None, None]
+    gone = 0 if window is None else gone_by(window, following.shape[1])
+    seen = None if bool(there.all()) else there[:, None, None]
+    return following[:, gone:], seen, gone
 
 
 def _refuses_states(

@@ -290,7 +290,7 @@ class LinearizedStep(NativeStep):
             call()
         return self._logits[:, -1]
 
-    def _read_at_once(self, memories: Sequence[StateLayer], places: list[int]) -> bool:
+    def _read_at_once(self, memories: Sequence[Any], places: list[int]) -> bool:
         """Whether all layers are linear, go on from states that they hold, and have been read by
         calls that need nothing of Python between them."""
         if len(self._linear) < len(memories) or min(places) < self._alone_from:
@@ -335,8 +335,10 @@ class LinearizedStep(NativeStep):
         """The same of a softmax layer, whose cache grows where it is: by torch, so that it has the
         modules' bits, where weights have all of theirs."""
         attention, (q, k) = self._attentions[i], self._turned[i]
+        window = getattr(memory, "sliding_window", None)
+        gone = 0 if window is None else gone_by(window, memory.keys.shape[2] + 1)
         if self.rounds and (reader := self._readers[i]) is not None:
-            keys, values = reader.read(memory.keys, memory.values)
+            keys, values = reader.read(memory.keys, memory.values, gone)
         else:
             q, k = q.transpose(1, 2), k.transpose(1, 2)
             keys, values = append(memory.keys, k), append(memory.values, layer.value)
@@ -344,10 +346,9 @@ class LinearizedStep(NativeStep):
             seen = _mask_of_all(memory, keys)
             o, _ = attend(self._softmax, attention, q, keys, values, seen, **given)
             layer.read.view(o.shape).copy_(o)
-        if (window := getattr(memory, "sliding_window", None)) is not None:
-            memory.cumulative_length += 1
-            gone = gone_by(window, keys.shape[2])
             keys, values = drop_oldest(keys, gone), drop_oldest(values, gone)
+        if window is not None:
+            memory.cumulative_length += 1
         memory.keys, memory.values = keys, values
 
     def _calls_of_head(self, head: Any) -> list[Call]:
