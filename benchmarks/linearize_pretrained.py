@@ -86,6 +86,7 @@ BOOKS = "anna_karenina.txt", "bleak_house.txt", "don_quixote.txt", "war_and_peac
 METHODS = {
     "landmarks": Method("landmarks"),
     "landmarks, longer windows": Method("landmarks", window=112),
+    "landmarks, windows of 136": Method("landmarks", window=136),
     "landmarks, windows of 448": Method("landmarks", window=448),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
     "landmarks, one softmax layer in four, by recall": Method("landmarks", kept=4, ranked="recall"),
