@@ -153,6 +153,9 @@ PRETRAINED = (
     "linearize_pretrained_recall",
     "linearize_pretrained_layers",
     "linearize_pretrained_books",
+    "linearize_pretrained_budget",
+    "linearize_pretrained_budget_recall",
+    "linearize_pretrained_more",
 )
 """Files of results, the last measured last."""
 
@@ -202,13 +205,13 @@ def pretrained_picture() -> bytes:
     rows = [
         row for row in _pretrained_rows() if row["model"] == SMOLLM2 and not row["softmax_layers"]
     ]
-    names = list(dict.fromkeys(row["attention"] for row in rows if row["attention"] != SOFTMAX))
+    names = list(dict.fromkeys(_series(row) for row in rows if row["attention"] != SOFTMAX))
     drawing, axes = canvas(1, 2, 4.4, 3.2)
     for panel, (field, title) in zip(axes[0], TEXTS.items(), strict=True):
         (softmax,) = {row[field] for row in rows if row["attention"] == SOFTMAX}
         panel.axhline(softmax, color="black", linewidth=0.8, linestyle="--", label=SOFTMAX)
         for name, color in zip(names, PALETTE, strict=False):
-            own = sorted((r for r in rows if r["attention"] == name), key=lambda row: row["state"])
+            own = sorted((r for r in rows if _series(r) == name), key=lambda row: row["state"])
             states, values = ([one[key] for one in own] for key in ("state", field))
             fills = [color if one["tokens"] and name != STREAMING else "none" for one in own]
             sizes = [state / 2**20 for state in states]
@@ -219,6 +222,12 @@ def pretrained_picture() -> bytes:
         logarithmic(panel)
     legend_beside(axes[0, 1])
     return png(drawing)
+
+
+def _series(row: Row) -> str:
+    """How a row attends, whatever its bytes."""
+    attention, _, _ = row["attention"].partition(" in ")
+    return attention
 
 
 TEXTS = {"wikitext": "WikiText-2, sequences of 1,024", "book": "Moby-Dick, its first 4,096"}
