@@ -156,6 +156,7 @@ PRETRAINED = (
     "linearize_pretrained_budget",
     "linearize_pretrained_budget_recall",
     "linearize_pretrained_more",
+    "linearize_pretrained_windows",
 )
 """Files of results, the last measured last."""
 
@@ -226,8 +227,7 @@ def pretrained_picture() -> bytes:
 
 def _series(row: Row) -> str:
     """How a row attends, whatever its bytes."""
-    attention, _, _ = row["attention"].partition(" in ")
-    return attention
+    return row["attention"].partition(" in ")[0].partition(", windows of")[0]
 
 
 TEXTS = {"wikitext": "WikiText-2, sequences of 1,024", "book": "Moby-Dick, its first 4,096"}
