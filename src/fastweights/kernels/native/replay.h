@@ -18,7 +18,7 @@ typedef struct {
 /* Numbers of calls' structures that grow by one, and the most that each can be */
 typedef struct {
     int64_t count;
-    int64_t *const *numbers;
+    int64_t **numbers;
     const int64_t *most;
 } Counters;
 
