@@ -174,8 +174,8 @@ class RankedRecipeOptions(RecipeOptions):
     Attributes:
         rank_by: What layers are ranked by: KL from softmax where a layer alone is linear (damage),
             what KL falls by where it alone is softmax (restored), the same one layer after the
-            other (greedy), or recall lost where it alone is linear, recall (default: recall where
-            the text can show it, or else damage).
+            other (greedy), or recall lost where it alone is linear (recall) (default: recall where
+            the text can show it, damage where it cannot).
         ranking: Ranking to choose by: the ranking.json of another run of the same model (default:
             the run's own).
     """

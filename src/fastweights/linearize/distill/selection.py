@@ -186,5 +186,6 @@ def _trained_loss(
     if candidate is None:
         raise Stopped
     models = Candidates(candidate.model, candidate.changed_original())
-    found = loss(models, chosen)
-    return processes.total({"loss": found if processes.is_first else 0.0})["loss"]  # all go by it
+    own = loss(models, chosen)
+    of_first = {"loss": own if processes.is_first else 0.0}  # by which all processes go
+    return processes.total(of_first)["loss"]
