@@ -69,20 +69,23 @@ class Method:
         texts: The files that it is placed and trained on.
         state: Bytes of the linear layers' states, which the windows of all heads share; of all
             layers that can be converted, before some of them stay softmax; None: by `window`.
+        rule: The recurrence beside the window, in place of the recipe's.
     """
 
     recipe: str
-    rates: tuple[float, float] = (1e-3, 1e-4)
+    rates: tuple[float, ...] = (1e-3, 1e-4)
     window: int | None = None
     kept: int | None = None
     ranked: str | None = None
     like: str | None = None
     texts: tuple[str, ...] = ("alpaca_5000.json",)
     state: int | None = None
+    rule: str | None = None
 
 
 BY_RECALL = "landmarks in 8 MB, one softmax layer in four, by recall"
 BOOKS = "anna_karenina.txt", "bleak_house.txt", "don_quixote.txt", "war_and_peace.txt"
+PAPER = 1e-2, 1e-4
 METHODS = {
     "landmarks": Method("landmarks"),
     "landmarks, longer windows": Method("landmarks", window=112),
@@ -101,7 +104,14 @@ METHODS = {
         "landmarks", kept=4, like=BY_RECALL, state=8_000_000
     ),
     "landmarks, from books": Method("landmarks", texts=BOOKS),
-    "LoLCATs": Method("lolcats", rates=(1e-2, 1e-4)),
+    "LoLCATs": Method("lolcats", rates=PAPER),
+    "gated DeltaNet": Method("lolcats", rates=PAPER, rule="gated_deltanet"),
+    "KDA": Method("lolcats", rates=PAPER, rule="kda"),
+    "GLA": Method("lolcats", rates=PAPER, rule="gla"),
+    "MetaLA": Method("lolcats", rates=PAPER, rule="metala"),
+    "MesaNet": Method("lolcats", rates=PAPER, rule="mesa"),
+    "T2R": Method("t2r", rates=(1e-4,)),
+    "SUPRA": Method("supra", rates=(1e-4,)),
 }
 AUTHORS = "LoLCATs by its authors"
 
@@ -223,6 +233,8 @@ def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     recipe = RECIPES[method.recipe]
     if method.window is not None:
         recipe = replace(recipe, analog=replace(recipe.analog, window=method.window))
+    if method.rule is not None:
+        recipe = replace(recipe, analog=replace(recipe.analog, rule=method.rule))
     model = str(model_source(chosen.model))
     kept = _kept(chosen, method, [one.layer for one in plan(model, recipe).converted])
     trained = _trained(recipe, method, chosen.tokens)
@@ -247,7 +259,7 @@ def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> Linear
     """The recipe with its share of the tokens for each stage, or with no stage at all."""
     if not tokens:
         return replace(recipe, stages=())
-    steps = tokens // SHORT // len(recipe.stages)
+    steps = tokens // SHORT // 2 * 2 // len(recipe.stages)
     stages = (
         stage.with_fit(
             replace(
