@@ -5,7 +5,8 @@ wikitext2_raw_{valid,test}.txt, books (moby_dick.txt, to be read alone, and thos
 lambada_openai_test.jsonl, gzipped or not. Beside the model's own softmax stand conversions and
 StreamingLLM in as many bytes: nothing but a window and four sinks, untrained; with ``--authors
 CHECKOUT`` LoLCATs by its authors' code too. Every conversion is a run of its own in OUT, and can be
-stopped and started again. All is computed in one dtype, softmax too.
+stopped and started again. All is computed in one dtype, softmax too. ``--answers`` has them, and
+those that are in OUT already, answer questions of SQuAD (data: squad_xquad_en.json) instead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import gzip
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.cli.progress import reporter
 from fastweights.lab.bench.report import open_report
-from fastweights.lab.evals.items import SOURCES
+from fastweights.lab.evals.items import SOURCES, Prompt
 from fastweights.lab.evals.needles import NeedleGrid, measure_needles
 from fastweights.lab.evals.score import score
 from fastweights.linearize import LinearAttentionConfig, Teacher, branches, use_mode
@@ -50,7 +51,7 @@ SHORT, SHORT_TOKENS = 1024, 4 * 1024
 LONG, LONG_TOKENS = 4096, 4096
 BANDS = 1, 256, 1024, 4096
 NEEDLES = NeedleGrid((512, 1024, 2048), depths=3, repeats=2)
-ENDINGS = 60
+ENDINGS = QUESTIONS = 60
 EVERY = Every(log=10, evaluation=1 << 20, checkpoint=1 << 20)
 Row = dict[str, Any]
 
@@ -126,6 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=0, help="of training, per conversion")
     parser.add_argument("--authors", type=Path, help="LoLCATs' own code: see lolcats_authors.py")
+    parser.add_argument("--answers", action="store_true", help="measure answers to SQuAD alone")
     parser.add_argument("--dtype", default="float32")
     chosen = parser.parse_args()
     names = chosen.method or [*METHODS, *([AUTHORS] if chosen.authors else [])]
@@ -150,7 +152,7 @@ def authors_rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
         write_json(clock, time.perf_counter() - start)
     config = read_json(out / MODEL / "config.json")
     with authors_model(code, out) as model:
-        found = measured(model, tokenizer, chosen.data)
+        found = _measure(chosen)(model, tokenizer, chosen.data)
     yield {
         "model": Path(chosen.model).stem,
         "method": name,
@@ -214,7 +216,7 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
             attends["softmax"] = use_mode(model, Teacher())
     for attention, mode in attends.items():
         with mode:
-            found = measured(model, tokenizer, chosen.data)
+            found = _measure(chosen)(model, tokenizer, chosen.data)
         yield {
             **common,
             "attention": attention,
@@ -275,6 +277,10 @@ def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> Linear
     return replace(recipe, stages=tuple(stages))
 
 
+def _measure(chosen: argparse.Namespace) -> Callable[[Any, Any, Path], Row]:
+    return answered if chosen.answers else measured
+
+
 @torch.no_grad()
 def measured(model: Any, tokenizer: Any, folder: Path) -> Row:
     """Perplexities, last words and hidden numbers."""
@@ -292,6 +298,21 @@ def measured(model: Any, tokenizer: Any, folder: Path) -> Row:
     words = SOURCES["lambada"].items(_file(folder, "lambada_openai_test.jsonl").parent)[:ENDINGS]
     found["lambada"] = score(model, tokenizer, words, batch=8).metrics["accuracy"]
     return {**found, "needles": measure_needles(model, tokenizer, NEEDLES, batch=1).record()}
+
+
+def answered(model: Any, tokenizer: Any, folder: Path) -> Row:
+    """How many questions of SQuAD, asked in a chat of its passage, have an answer in the reply."""
+    items = SOURCES["squad"].items(_file(folder, "squad_xquad_en.json").parent)
+    prompts = [item for item in items[:: len(items) // QUESTIONS] if isinstance(item, Prompt)]
+    chats = [_chat(tokenizer, prompt) for prompt in prompts[:QUESTIONS]]
+    return {"squad": score(model, tokenizer, chats, batch=1).metrics["accuracy"]}
+
+
+def _chat(tokenizer: Any, prompt: Prompt) -> Prompt:
+    asked = [{"role": "user", "content": prompt.question.text.removesuffix("\nAnswer:")}]
+    text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    answering = replace(prompt.answering, stop=tokenizer.eos_token)
+    return replace(prompt, question=replace(prompt.question, text=text), answering=answering)
 
 
 def _file(folder: Path, name: str) -> Path:
