@@ -173,20 +173,22 @@ def _likeliest(model: Any, ids: torch.Tensor, layers: list[int]) -> torch.Tensor
         return model(ids).logits.argmax(-1)
 
 
-def test_recall_is_measured_on_far_text() -> None:
-    """Of the words of the sequences that are held out."""
+@pytest.mark.parametrize(("length", "made_length"), [(256, 512), (2048, 2048)])
+def test_recall_is_measured_on_far_text(length: int, made_length: int) -> None:
+    """Of the words of the sequences that are held out, in texts no shorter than windows need."""
     tokenizer: Any = Bytes().build([])
     prose = gzip.decompress(paths("shakespeare")[0].read_bytes()).decode()[:6000]
     ids = torch.tensor(tokenizer.encode(prose, add_special_tokens=False))
-    made = RecallLost().text([{"input_ids": piece[None]} for piece in ids.split(512)], tokenizer)
-    assert len(made) == len(ids.split(512))
+    pieces = [{"input_ids": piece[None]} for piece in ids.split(512)]
+    made = RecallLost().text(pieces, tokenizer, length)
+    assert len(made) == len(ids) // made_length
     for batch in made:
-        assert batch["input_ids"].shape == batch["distance"].shape == (1, 512)
-        back = torch.arange(512) - batch["distance"]
+        assert batch["input_ids"].shape == batch["distance"].shape == (1, made_length)
+        back = torch.arange(made_length) - batch["distance"]
         assert torch.equal(batch["input_ids"].gather(1, back), batch["input_ids"])
     assert max(int(batch["distance"].max()) for batch in made) > 128
     same = [inputs()]
-    assert Divergence().text(same, tokenizer) == same
+    assert Divergence().text(same, tokenizer, length) == same
 
 
 def test_a_text_that_shows_no_recall_is_refused() -> None:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastweights.errors import Stopped
+from fastweights.linearize.convert.rotary import positions_of
 from fastweights.linearize.distill.recipe import AdaptationConfig
 from fastweights.linearize.distill.run import ConversionRun
-from fastweights.linearize.distill.student import StudentModel, room_for_heads
+from fastweights.linearize.distill.student import StudentModel, long_texts, room_for_heads
 from fastweights.linearize.distill.training import AdaptStep
 from fastweights.linearize.evaluate.criteria import (
     CRITERIA,
@@ -73,7 +74,10 @@ def _require_text(student: StudentModel, criterion: Criterion) -> None:
 
 def ranking_text(student: StudentModel, criterion: Criterion) -> list[Inputs]:
     """Return what layers are compared on."""
-    return criterion.measure.text(student.text.comparison_batches(), student.text.tokenizer)
+    budget, reach = student.run.conversion.state_budget, positions_of(student.model.config)
+    length, _ = long_texts(budget, reach)
+    sequences = student.text.comparison_batches()
+    return criterion.measure.text(sequences, student.text.tokenizer, length)
 
 
 def _fingerprint(student: StudentModel) -> str:

@@ -175,8 +175,13 @@ class LossMeasure(ABC):
             ValueError: If the text cannot show it.
         """
 
-    def text(self, sequences: Sequence[Inputs], tokenizer: Any) -> list[Inputs]:
+    def text(self, sequences: Sequence[Inputs], tokenizer: Any, length: int) -> list[Inputs]:
         """Make what is measured on of some sequences of text ``[1 t]``: by default they are it.
+
+        Args:
+            sequences: The text.
+            tokenizer: Its tokenizer.
+            length: Tokens of the texts by which windows were divided, if that matters.
 
         Raises:
             DataError: If it cannot be made of them.
@@ -231,11 +236,14 @@ class RecallLost(LossMeasure):
 
     words: ClassVar[str] = "share of recalled tokens that are lost"
 
-    def text(self, sequences: Sequence[Inputs], tokenizer: Any) -> list[Inputs]:
+    def text(self, sequences: Sequence[Inputs], tokenizer: Any, length: int) -> list[Inputs]:
+        """Make as many tokens of far text, in texts as long as those by which windows were divided:
+        what a wide head recalls does not show in shorter ones."""
         ids = torch.cat([sequence["input_ids"][0] for sequence in sequences])
         prose = tokenizer.decode(ids, skip_special_tokens=True)
-        length = max(sequence["input_ids"].shape[1] for sequence in sequences)
-        made = far_text(tokenizer, [prose], count=len(sequences), length=length)
+        length = max(length, *(sequence["input_ids"].shape[1] for sequence in sequences))
+        count = max(1, len(ids) // length)
+        made = far_text(tokenizer, [prose], count=count, length=length)
         rows = zip(made.tokens.split(1), made.distance.split(1), strict=True)
         return [{"input_ids": tokens, "distance": distance} for tokens, distance in rows]
 
