@@ -15,9 +15,9 @@ import argparse
 import gzip
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +63,23 @@ class Method:
     Attributes:
         recipe: The name of its recipe.
         rates: Peak learning rates of its stages.
-        window: Softmax's window, in place of the recipe's.
+        analog: Fields of the linear attention, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
         ranked: The name of the criterion that chooses as many layers in their place; None: none.
         like: The method whose untrained conversion, in the same folder, has ranked the layers.
         texts: The files that it is placed and trained on.
         state: Bytes of the linear layers' states, which the windows of all heads share; of all
-            layers that can be converted, before some of them stay softmax; None: by `window`.
-        rule: The recurrence beside the window, in place of the recipe's.
+            layers that can be converted, before some of them stay softmax; None: by the window.
     """
 
     recipe: str
     rates: tuple[float, ...] = (1e-3, 1e-4)
-    window: int | None = None
+    analog: Mapping[str, Any] = field(default_factory=dict)
     kept: int | None = None
     ranked: str | None = None
     like: str | None = None
     texts: tuple[str, ...] = ("alpaca_5000.json",)
     state: int | None = None
-    rule: str | None = None
 
 
 BY_RECALL = "landmarks in 8 MB, one softmax layer in four, by recall"
@@ -89,9 +87,9 @@ BOOKS = "anna_karenina.txt", "bleak_house.txt", "don_quixote.txt", "war_and_peac
 PAPER = 1e-2, 1e-4
 METHODS = {
     "landmarks": Method("landmarks"),
-    "landmarks, longer windows": Method("landmarks", window=112),
-    "landmarks, windows of 136": Method("landmarks", window=136),
-    "landmarks, windows of 448": Method("landmarks", window=448),
+    "landmarks, longer windows": Method("landmarks", analog={"window": 112}),
+    "landmarks, windows of 136": Method("landmarks", analog={"window": 136}),
+    "landmarks, windows of 448": Method("landmarks", analog={"window": 448}),
     "landmarks, one softmax layer in four": Method("landmarks", kept=4),
     "landmarks, one softmax layer in four, by recall": Method("landmarks", kept=4, ranked="recall"),
     "landmarks, one softmax layer in four, by damage": Method("landmarks", kept=4, ranked="damage"),
@@ -106,11 +104,14 @@ METHODS = {
     ),
     "landmarks, from books": Method("landmarks", texts=BOOKS),
     "LoLCATs": Method("lolcats", rates=PAPER),
-    "gated DeltaNet": Method("lolcats", rates=PAPER, rule="gated_deltanet"),
-    "KDA": Method("lolcats", rates=PAPER, rule="kda"),
-    "GLA": Method("lolcats", rates=PAPER, rule="gla"),
-    "MetaLA": Method("lolcats", rates=PAPER, rule="metala"),
-    "MesaNet": Method("lolcats", rates=PAPER, rule="mesa"),
+    "LoLCATs, features as its authors'": Method(
+        "lolcats", rates=PAPER, analog={"feature_dim": 64, "per_query_head": True}
+    ),
+    "gated DeltaNet": Method("lolcats", rates=PAPER, analog={"rule": "gated_deltanet"}),
+    "KDA": Method("lolcats", rates=PAPER, analog={"rule": "kda"}),
+    "GLA": Method("lolcats", rates=PAPER, analog={"rule": "gla"}),
+    "MetaLA": Method("lolcats", rates=PAPER, analog={"rule": "metala"}),
+    "MesaNet": Method("lolcats", rates=PAPER, analog={"rule": "mesa"}),
     "T2R": Method("t2r", rates=(1e-4,)),
     "SUPRA": Method("supra", rates=(1e-4,)),
 }
@@ -233,10 +234,7 @@ def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
     texts = tuple(str(_file(chosen.data, name)) for name in method.texts)
     data = Data(texts, length=SHORT, held_out=1 << 13)
     recipe = RECIPES[method.recipe]
-    if method.window is not None:
-        recipe = replace(recipe, analog=replace(recipe.analog, window=method.window))
-    if method.rule is not None:
-        recipe = replace(recipe, analog=replace(recipe.analog, rule=method.rule))
+    recipe = replace(recipe, analog=replace(recipe.analog, **method.analog))
     model = str(model_source(chosen.model))
     kept = _kept(chosen, method, [one.layer for one in plan(model, recipe).converted])
     trained = _trained(recipe, method, chosen.tokens)
