@@ -52,7 +52,7 @@ LONG, LONG_TOKENS = 4096, 4096
 BANDS = 1, 256, 1024, 4096
 NEEDLES = NeedleGrid((512, 1024, 2048), depths=3, repeats=2)
 ENDINGS = QUESTIONS = 60
-EVERY = Every(log=10, evaluation=1 << 20, checkpoint=1 << 20)
+EVERY = Every(log=10, evaluation=1 << 20, checkpoint=100)
 Row = dict[str, Any]
 
 
@@ -62,7 +62,7 @@ class Method:
 
     Attributes:
         recipe: The name of its recipe.
-        rates: Peak learning rates of its stages.
+        rates: Peak learning rates of its stages; the recipe ends with the last that has one.
         analog: Fields of the linear attention, in place of the recipe's.
         kept: Every so many layers one stays softmax, the last of them; None for no layer.
         ranked: The name of the criterion that chooses as many layers in their place; None: none.
@@ -95,6 +95,7 @@ METHODS = {
     "landmarks, one softmax layer in four, by damage": Method("landmarks", kept=4, ranked="damage"),
     "landmarks, one softmax layer in 15, by recall": Method("landmarks", kept=15, ranked="recall"),
     "landmarks in 6 MB": Method("landmarks", state=6_000_000),
+    "landmarks in 6 MB, transfer alone": Method("landmarks", (1e-3,), state=6_000_000),
     "landmarks in 8 MB": Method("landmarks", state=8_000_000),
     "landmarks in 16 MB": Method("landmarks", state=16_000_000),
     "landmarks in 32 MB": Method("landmarks", state=32_000_000),
@@ -259,7 +260,7 @@ def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> Linear
     """The recipe with its share of the tokens for each stage, or with no stage at all."""
     if not tokens:
         return replace(recipe, stages=())
-    steps = tokens // SHORT // 2 * 2 // len(recipe.stages)
+    steps = tokens // SHORT // 2 * 2 // len(method.rates)
     stages = (
         stage.with_fit(
             replace(
@@ -270,7 +271,7 @@ def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> Linear
                 optimizer=AdamW(lr=lr, betas=(0.9, 0.999), weight_decay=0.0),
             )
         )
-        for stage, lr in zip(recipe.stages, method.rates, strict=True)
+        for stage, lr in zip(recipe.stages, method.rates, strict=False)
     )
     return replace(recipe, stages=tuple(stages))
 
