@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,14 +25,6 @@ class Transition(ABC):
         """k, the number of rows of the state."""
 
     @abstractmethod
-    def __getitem__(self, span: slice) -> Self:
-        """Return the transitions of the tokens in `span`."""
-
-    @abstractmethod
-    def heads(self, chosen: list[int]) -> Self:
-        """Return the transitions of the `chosen` heads."""
-
-    @abstractmethod
     def apply(self, states: Tensor) -> Tensor:
         """Return A_t S_t for ``states [b t h k v]``."""
 
@@ -40,20 +33,40 @@ class Transition(ABC):
         """Return A_tᴴ S_t for ``states [b t h k v]``, as gradients propagate."""
 
     @abstractmethod
-    def dense(self) -> Tensor:
-        """Return the matrices ``[b t h k k]``."""
-
-    @abstractmethod
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues ``[b t h k]``, without the zeros of rows that only delay."""
 
-    @abstractmethod
+    def __getitem__(self, span: slice) -> Self:
+        """Return the transitions of the tokens in `span`."""
+        return self._map(lambda part: part[:, span])
+
+    def heads(self, chosen: list[int]) -> Self:
+        """Return the transitions of the `chosen` heads."""
+        return self._map(lambda part: part if part.shape[2] == 1 else part[:, :, chosen])
+
+    def _map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """The transitions with `f` of every tensor."""
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            part = getattr(self, field.name)
+            if isinstance(part, Tensor):
+                changed[field.name] = f(part)
+            elif isinstance(part, Transition):
+                changed[field.name] = part._map(f)
+        return replace(self, **changed)
+
+    def dense(self) -> Tensor:
+        """Return the matrices ``[b t h k k]``."""
+        like: Tensor = getattr(self, fields(self)[0].name)
+        return self.apply(torch.eye(self.width, dtype=like.dtype, device=like.device))
+
     def after(self, earlier: Transition) -> Transition:
         """Return A_t A'_t, token by token."""
+        return DenseTransition(self.apply(earlier.dense()))
 
-    @abstractmethod
     def extend(self, extra: int) -> Transition:
         """Append `extra` rows whose decay is 0."""
+        return DenseTransition(self.dense()).extend(extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +89,6 @@ class DiagonalTransition(Transition):
     def scalar(self) -> bool:
         return self.decay.shape[-1] == 1 and self.size > 1
 
-    def __getitem__(self, span: slice) -> Self:
-        return replace(self, decay=self.decay[:, span])
-
-    def heads(self, chosen: list[int]) -> Self:
-        return replace(self, decay=self.decay[:, :, chosen])
-
     def times(self, factor: PerToken) -> Self:
         """Return the transitions times a number per token and head."""
         return replace(self, decay=factor * self.decay)
@@ -101,7 +108,7 @@ class DiagonalTransition(Transition):
     def after(self, earlier: Transition) -> Transition:
         if isinstance(earlier, DiagonalTransition):
             return replace(self, decay=self.decay * earlier.decay)
-        return DenseTransition(self.apply(earlier.dense()))
+        return super().after(earlier)
 
     def extend(self, extra: int) -> Transition:
         return replace(self, decay=F.pad(self._expand(), (0, extra)), size=self.size + extra)
@@ -129,13 +136,6 @@ class ErasingTransition(Transition):
     def width(self) -> int:
         return self.k.shape[-1]
 
-    def __getitem__(self, span: slice) -> Self:
-        return replace(self, decay=self.decay[:, span], k=self.k[:, span], beta=self.beta[:, span])
-
-    def heads(self, chosen: list[int]) -> Self:
-        decay, k, beta = (s[:, :, chosen] for s in (self.decay, self.k, self.beta))
-        return replace(self, decay=decay, k=k, beta=beta)
-
     def times(self, factor: PerToken) -> Self:
         """Return the transitions times a number per token and head."""
         return replace(self, decay=factor * self.decay)
@@ -145,9 +145,6 @@ class ErasingTransition(Transition):
 
     def apply_adjoint(self, states: Tensor) -> Tensor:
         return self.decay[..., None] * self._erase(states)
-
-    def dense(self) -> Tensor:
-        return self.apply(torch.eye(self.width, dtype=self.k.dtype, device=self.k.device))
 
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues.
@@ -162,9 +159,6 @@ class ErasingTransition(Transition):
         scaled = decay.sqrt() * self.k
         erased = self.beta[..., None] * scaled[..., :, None] * scaled[..., None, :]
         return sign * torch.linalg.eigvalsh(torch.diag_embed(decay) - erased)
-
-    def after(self, earlier: Transition) -> Transition:
-        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
         decay = self.decay.expand_as(self.k)
@@ -192,13 +186,6 @@ class RankOneTransition(Transition):
     def width(self) -> int:
         return self.a.shape[-1]
 
-    def __getitem__(self, span: slice) -> Self:
-        return replace(self, decay=self.decay[:, span], a=self.a[:, span], b=self.b[:, span])
-
-    def heads(self, chosen: list[int]) -> Self:
-        decay, a, b = (s[:, :, chosen] for s in (self.decay, self.a, self.b))
-        return replace(self, decay=decay, a=a, b=b)
-
     def times(self, factor: PerToken) -> Self:
         """Return the transitions times a number per token and head."""
         return replace(self, decay=factor * self.decay, a=factor * self.a)
@@ -211,9 +198,6 @@ class RankOneTransition(Transition):
         erased = self.a[..., :, None] * (self.b[..., None, :] @ states)
         return self.decay[..., None] * states - erased
 
-    def dense(self) -> Tensor:
-        return self.apply(torch.eye(self.width, dtype=self.a.dtype, device=self.a.device))
-
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues: under one decay, α and once α - a·b; else those of the
         matrices, which may be complex."""
@@ -221,9 +205,6 @@ class RankOneTransition(Transition):
             return torch.linalg.eigvals(self.dense())
         kept = self.decay - (self.a * self.b).sum(-1, keepdim=True)
         return torch.cat([kept, self.decay.expand_as(self.a)[..., 1:]], -1)
-
-    def after(self, earlier: Transition) -> Transition:
-        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
         decay, a, b = (F.pad(s, (0, extra)) for s in (self.decay.expand_as(self.a), self.a, self.b))
@@ -246,12 +227,6 @@ class DelayedTransition(Transition):
     def width(self) -> int:
         return self.size
 
-    def __getitem__(self, span: slice) -> Self:
-        return replace(self, decay=self.decay[:, span])
-
-    def heads(self, chosen: list[int]) -> Self:
-        return replace(self, decay=self.decay[:, :, chosen])
-
     def apply(self, states: Tensor) -> Tensor:
         now, _ = states.chunk(2, -2)
         return torch.cat(
@@ -263,17 +238,8 @@ class DelayedTransition(Transition):
         read = self.decay.conj()[..., None] * now + before
         return torch.cat([read, torch.zeros_like(read)], -2)
 
-    def dense(self) -> Tensor:
-        return self.apply(torch.eye(self.size, dtype=self.decay.dtype, device=self.decay.device))
-
     def eigenvalues(self) -> Tensor:
         return self.decay.expand(*self.decay.shape[:-1], self.size // 2)
-
-    def after(self, earlier: Transition) -> Transition:
-        return DenseTransition(self.apply(earlier.dense()))
-
-    def extend(self, extra: int) -> Transition:
-        return DenseTransition(self.dense()).extend(extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,13 +267,6 @@ class ShiftRegister(Transition):
     def width(self) -> int:
         return self.held + self.slots + self.below.width
 
-    def __getitem__(self, span: slice) -> Self:
-        leaving, moves, lasts = (s[:, span] for s in (self.leaving, self.moves, self.lasts))
-        return replace(self, leaving=leaving, moves=moves, lasts=lasts, below=self.below[span])
-
-    def heads(self, chosen: list[int]) -> Self:
-        return replace(self, leaving=self.leaving[:, :, chosen], below=self.below.heads(chosen))
-
     def apply(self, states: Tensor) -> Tensor:
         held, slots, memory = self._rows(states)
         memory = self.below.apply(memory) + self.leaving[..., None] * _last_row(slots)
@@ -321,23 +280,12 @@ class ShiftRegister(Transition):
         memory = self.below.apply_adjoint(memory)
         return self._apply_masks((held, slots[..., : self.slots, :], memory), states)
 
-    def dense(self) -> Tensor:
-        return self.apply(
-            torch.eye(self.width, dtype=self.leaving.dtype, device=self.leaving.device)
-        )
-
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues of the rows that stay and of those below, without the register's
         zeros."""
         lasts, below = self.lasts.to(self.leaving.dtype), self.below.eigenvalues()
         held = lasts.expand(*below.shape[:-1], self.held)
         return torch.cat([held, below * lasts], -1).expand(*self.leaving.shape[:-1], -1)
-
-    def after(self, earlier: Transition) -> Transition:
-        return DenseTransition(self.apply(earlier.dense()))
-
-    def extend(self, extra: int) -> Transition:
-        return DenseTransition(self.dense()).extend(extra)
 
     def _rows(self, states: Tensor) -> tuple[Tensor, ...]:
         return states.split([self.held, self.slots, self.below.width], -2)
@@ -363,12 +311,6 @@ class DenseTransition(Transition):
     def width(self) -> int:
         return self.matrix.shape[-1]
 
-    def __getitem__(self, span: slice) -> Self:
-        return replace(self, matrix=self.matrix[:, span])
-
-    def heads(self, chosen: list[int]) -> Self:
-        return replace(self, matrix=self.matrix[:, :, chosen])
-
     def apply(self, states: Tensor) -> Tensor:
         return self.matrix @ states
 
@@ -380,9 +322,6 @@ class DenseTransition(Transition):
 
     def eigenvalues(self) -> Tensor:
         return torch.linalg.eigvals(self.matrix)
-
-    def after(self, earlier: Transition) -> Transition:
-        return DenseTransition(self.apply(earlier.dense()))
 
     def extend(self, extra: int) -> Transition:
         return replace(self, matrix=F.pad(self.matrix, (0, extra, 0, extra)))
