@@ -375,6 +375,7 @@ def large_ridge(s: Shape, g: Generator) -> Tensor:
 
 
 QKV: dict[str, Draw] = {"q": keys, "k": keys, "v": values}
+QV: dict[str, Draw] = {"q": keys, "v": values}
 ERASING: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": doubled_gate}
 UNTIED: dict[str, Draw] = {"q": keys, "w": keys, "v": values, "a": unit_keys}
 APART: dict[str, Draw] = {**UNTIED, "b": gated_keys}
@@ -382,12 +383,6 @@ OPTIMAL: dict[str, Draw] = {"q": keys, "k": unit_keys, "v": values, "beta": gate
 POSITIVE: dict[str, Draw] = {"q": positive_keys, "k": positive_keys, "v": values}
 GROUPED: dict[str, Draw] = {"q": keys, "k": group_keys, "v": group_values}
 WINDOWED: dict[str, Draw] = {**GROUPED, "fq": features, "fk": group_features, "mix": gate}
-COMPLEX: dict[str, Draw] = {
-    "q": complex_keys,
-    "k": complex_keys,
-    "v": values,
-    "log_decay": log_complex,
-}
 LEARNING: dict[str, Draw] = {
     "q": values,
     "k": values,
@@ -398,159 +393,145 @@ LEARNING: dict[str, Draw] = {
     "gain": head_vectors,
     "shift": head_vectors,
 }
-TIED: dict[str, Draw] = {"q": keys, "v": values, "log_decay": log_vector}
+SCALAR: dict[str, Draw] = {"log_decay": log_scalar}
+VECTOR: dict[str, Draw] = {"log_decay": log_vector}
+RESETS: dict[str, Draw] = {"log_decay": log_resets}
+TURNING: dict[str, Draw] = {"log_decay": log_complex}
 
-plain_decay = partial(Decay, log_decay=None)
-tied_decay = partial(Decay, k=None)
-one_key_dplr = partial(DPLR, b=None)
+decay = partial(Decay, k=None, log_decay=None)
+dplr = partial(DPLR, b=None)
 dplr_before = partial(DPLR, before=True)
-undecayed_mesa = partial(Mesa, log_decay=None)
+before_oracle = partial(rules.dplr, before=True)
+mesa = partial(Mesa, log_decay=None)
 direct_mesa = partial(Mesa, solver=Cholesky())
 
+
+def variants(
+    rule: Callable[..., Recurrence],
+    oracle: Callable[..., Any],
+    draws: dict[str, Draw],
+    further: dict[str, dict[str, Draw]],
+    *others: Any,
+    **options: Any,
+) -> list[Case]:
+    """A case of every name, with `draws` and the streams that stand beside it."""
+    return [
+        Case(name, rule, oracle, {**draws, **more}, *others, **options)
+        for name, more in further.items()
+    ]
+
+
 CASES = [
-    Case("decay-none", plain_decay, rules.decay, QKV),
-    Case("decay-scalar", Decay, rules.decay, {**QKV, "log_decay": log_scalar}),
-    Case("decay-vector", Decay, rules.decay, {**QKV, "log_decay": log_vector}),
-    Case("decay-tied", tied_decay, rules.decay, TIED),
-    Case("decay-resets", Decay, rules.decay, {**QKV, "log_decay": log_resets}),
-    Case("decay-tied-resets", tied_decay, rules.decay, {**TIED, "log_decay": log_resets}),
-    Case("decay-none-skip", plain_decay, rules.decay, {**QKV, "skip": scalar}),
-    Case("decay-scalar-skip", Decay, rules.decay, {**QKV, "log_decay": log_scalar, "skip": scalar}),
-    Case(
-        "decay-vector-skips", Decay, rules.decay, {**QKV, "log_decay": log_vector, "skip": values}
-    ),
-    Case("decay-complex", Decay, rules.decay, COMPLEX, complex_matrix),
-    Case(
-        "decay-complex-tied",
-        tied_decay,
+    *variants(
+        decay,
         rules.decay,
-        {**TIED, "log_decay": log_complex},
+        {},
+        {
+            "decay-none": QKV,
+            "decay-scalar": {**QKV, **SCALAR},
+            "decay-vector": {**QKV, **VECTOR},
+            "decay-tied": {**QV, **VECTOR},
+            "decay-resets": {**QKV, **RESETS},
+            "decay-tied-resets": {**QV, **RESETS},
+            "decay-none-skip": {**QKV, "skip": scalar},
+            "decay-scalar-skip": {**QKV, **SCALAR, "skip": scalar},
+            "decay-vector-skips": {**QKV, **VECTOR, "skip": values},
+        },
+    ),
+    *variants(
+        decay,
+        rules.decay,
+        {},
+        {
+            "decay-complex": {"q": complex_keys, "k": complex_keys, "v": values, **TURNING},
+            "decay-complex-tied": {**QV, **TURNING},
+            "decay-complex-values": {**QKV, "v": complex_values, **TURNING},
+        },
         complex_matrix,
     ),
-    Case(
-        "decay-complex-values",
-        Decay,
-        rules.decay,
-        {"q": keys, "k": keys, "v": complex_values, "log_decay": log_complex},
-        complex_matrix,
+    Case("selective", Selective, rules.selective, {**QKV, **SCALAR, "rate": rate}),
+    Case("bonus-scalar", Bonus, rules.bonus, {**QKV, **SCALAR, "bonus": scalar}),
+    Case("bonus-vector", Bonus, rules.bonus, {**QKV, **VECTOR, "bonus": scalar}),
+    *variants(
+        Delta,
+        rules.delta,
+        ERASING,
+        {"delta-none": {}, "delta-scalar": SCALAR, "delta-vector": VECTOR, "delta-resets": RESETS},
     ),
-    Case("selective", Selective, rules.selective, {**QKV, "log_decay": log_scalar, "rate": rate}),
-    Case("bonus-scalar", Bonus, rules.bonus, {**QKV, "log_decay": log_scalar, "bonus": scalar}),
-    Case("bonus-vector", Bonus, rules.bonus, {**QKV, "log_decay": log_vector, "bonus": scalar}),
-    Case("delta-none", Delta, rules.delta, ERASING),
-    Case("delta-scalar", Delta, rules.delta, {**ERASING, "log_decay": log_scalar}),
-    Case("delta-vector", Delta, rules.delta, {**ERASING, "log_decay": log_vector}),
-    Case("delta-resets", Delta, rules.delta, {**ERASING, "log_decay": log_resets}),
-    Case("dplr-none", DPLR, rules.dplr, APART),
-    Case("dplr-vector", DPLR, rules.dplr, {**APART, "log_decay": log_vector}),
-    Case(
-        "dplr-one-key",
-        one_key_dplr,
+    *variants(
+        dplr,
         rules.dplr,
-        {**UNTIED, "w": gated_keys, "log_decay": log_resets},
+        UNTIED,
+        {
+            "dplr-none": {"b": gated_keys},
+            "dplr-vector": {"b": gated_keys, **VECTOR},
+            "dplr-one-key": {"w": gated_keys, **RESETS},
+        },
     ),
-    Case(
-        "dplr-before",
+    *variants(
         dplr_before,
-        partial(rules.dplr, before=True),
-        {**APART, "log_decay": log_scalar},
+        before_oracle,
+        APART,
+        {"dplr-before": SCALAR, "dplr-before-resets": RESETS},
     ),
-    Case(
-        "dplr-before-resets",
-        dplr_before,
-        partial(rules.dplr, before=True),
-        {**APART, "log_decay": log_resets},
-    ),
-    Case("mesa-none", undecayed_mesa, rules.mesa, OPTIMAL, gram_and_matrix, symmetric),
-    Case(
-        "mesa-scalar",
-        Mesa,
+    *variants(
+        mesa,
         rules.mesa,
-        {**OPTIMAL, "log_decay": log_scalar},
+        OPTIMAL,
+        {
+            "mesa-none": {},
+            "mesa-scalar": SCALAR,
+            "mesa-ridges": {**SCALAR, "ridge": token_ridge},
+        },
         gram_and_matrix,
         symmetric,
     ),
-    Case(
-        "mesa-ridges",
-        Mesa,
-        rules.mesa,
-        {**OPTIMAL, "log_decay": log_scalar, "ridge": token_ridge},
-        gram_and_matrix,
-        symmetric,
-    ),
-    Case(
-        "mesa-direct",
-        direct_mesa,
-        rules.mesa,
-        {**OPTIMAL, "log_decay": log_scalar},
-        gram_and_matrix,
-        symmetric,
-    ),
+    Case("mesa-direct", direct_mesa, rules.mesa, {**OPTIMAL, **SCALAR}, gram_and_matrix, symmetric),
     Case(
         "kalman",
         partial(Kalman, ratio=0.5, solver=Chebyshev(32)),
         partial(kalman.kalman, ratio=0.5),
-        {**QKV, "k": unit_keys, "log_decay": log_scalar, "mix": gate},
+        {**QKV, "k": unit_keys, **SCALAR, "mix": gate},
         gram_and_matrix,
         symmetric,
     ),
-    Case(
-        "signed-decay",
-        signed(Decay),
-        signed_oracle(rules.decay),
-        {**QKV, "log_decay": log_vector},
-    ),
-    Case(
-        "signed-delta",
-        signed(Delta),
-        signed_oracle(rules.delta),
-        {**ERASING, "log_decay": log_scalar},
-    ),
-    Case(
-        "signed-dplr",
-        signed(dplr_before),
-        partial(signed_oracle(rules.dplr), before=True),
-        {**APART, "log_decay": log_scalar},
-    ),
-    Case(
-        "signed-mesa",
-        signed(Mesa),
-        signed_oracle(rules.mesa),
-        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
-        gram_and_matrix,
-        symmetric,
-    ),
-    Case(
-        "signed-mesa-direct",
-        signed(direct_mesa),
-        signed_oracle(rules.mesa),
-        {**OPTIMAL, "log_decay": log_scalar, "ridge": large_ridge},
-        gram_and_matrix,
-        symmetric,
-    ),
+    Case("signed-decay", signed(Decay), signed_oracle(rules.decay), {**QKV, **VECTOR}),
+    Case("signed-delta", signed(Delta), signed_oracle(rules.delta), {**ERASING, **SCALAR}),
+    Case("signed-dplr", signed(dplr_before), signed_oracle(before_oracle), {**APART, **SCALAR}),
     *(
         Case(
-            f"slots-{name}",
-            partial(Slots, log_decay=None) if log_decay is None else Slots,
-            slots.slots,
-            {**QKV, "write": slot_shares} | ({} if log_decay is None else {"log_decay": log_decay}),
-            slot_state,
+            name,
+            signed(rule),
+            signed_oracle(rules.mesa),
+            {**OPTIMAL, **SCALAR, "ridge": large_ridge},
+            gram_and_matrix,
+            symmetric,
         )
-        for name, log_decay in (("none", None), ("scalar", log_scalar), ("vector", log_slots))
+        for name, rule in (("signed-mesa", Mesa), ("signed-mesa-direct", direct_mesa))
     ),
-    *(
-        Case(
-            f"loglinear-{name}",
-            by_levels(rule),
-            loglinear.loglinear,
-            {**draws, "weights": level_weights},
-            levels_and_count,
-        )
-        for name, rule, draws in (
-            ("decay", Decay, {**QKV, "log_decay": log_resets}),
-            ("decay-none", plain_decay, QKV),
-            ("delta", Delta, {**ERASING, "log_decay": log_scalar}),
-        )
+    *variants(
+        partial(Slots, log_decay=None),
+        slots.slots,
+        {**QKV, "write": slot_shares},
+        {"slots-none": {}, "slots-scalar": SCALAR, "slots-vector": {"log_decay": log_slots}},
+        slot_state,
+    ),
+    *variants(
+        by_levels(decay),
+        loglinear.loglinear,
+        QKV,
+        {
+            "loglinear-decay": {**RESETS, "weights": level_weights},
+            "loglinear-decay-none": {"weights": level_weights},
+        },
+        levels_and_count,
+    ),
+    Case(
+        "loglinear-delta",
+        by_levels(Delta),
+        loglinear.loglinear,
+        {**ERASING, **SCALAR, "weights": level_weights},
+        levels_and_count,
     ),
     Case(
         "ttt",
@@ -571,19 +552,15 @@ CASES = [
     ),
     Case("softmax", Softmax, rules.softmax, QKV, full_cache),
     Case("softmax-grouped", Softmax, rules.softmax, GROUPED, partial(cache, 4)),
-    Case(
-        "softmax-window",
-        partial(Softmax, window=5),
-        partial(rules.softmax, window=5),
-        GROUPED,
-        partial(cache, 4),
-    ),
-    Case(
-        "softmax-window-1",
-        partial(Softmax, window=1),
-        partial(rules.softmax, window=1),
-        GROUPED,
-        partial(cache, 0),
+    *(
+        Case(
+            name,
+            partial(Softmax, window=window),
+            partial(rules.softmax, window=window),
+            GROUPED,
+            partial(cache, window - 1),
+        )
+        for name, window in (("softmax-window", 5), ("softmax-window-1", 1))
     ),
     *(
         Case(
@@ -598,23 +575,21 @@ CASES = [
     Case("softmax-sinks", Softmax, rules.softmax, {**GROUPED, "sinks": scalar}, partial(cache, 4)),
     *(
         Case(
-            f"windowed-{window}" + "-two" * (not shared),
-            partial(WindowedLinear, window=window, shared=shared),
-            partial(rules.windowed, window=window, shared=shared),
+            f"windowed-{name}",
+            partial(WindowedLinear, window=window, **options),
+            partial(rules.windowed, window=window, **options),
             WINDOWED,
             partial(window_state, max(window - 1, 0)),
         )
-        for window, shared in [(5, True), (5, False), (1, True), (0, True), (0, False)]
-    ),
-    *(
-        Case(
-            "windowed-5-capped" + "-two" * (not shared),
-            partial(WindowedLinear, window=5, shared=shared, softcap=1.5),
-            partial(rules.windowed, window=5, shared=shared, softcap=1.5),
-            WINDOWED,
-            partial(window_state, 4),
+        for name, window, options in (
+            ("5", 5, {}),
+            ("5-two", 5, {"shared": False}),
+            ("1", 1, {}),
+            ("0", 0, {}),
+            ("0-two", 0, {"shared": False}),
+            ("5-capped", 5, {"softcap": 1.5}),
+            ("5-capped-two", 5, {"softcap": 1.5, "shared": False}),
         )
-        for shared in (True, False)
     ),
     *(
         Case(
@@ -626,81 +601,67 @@ CASES = [
         )
         for window in (5, 0)
     ),
-    Case("normalized-none", normalized_decay, rules.normalized, POSITIVE, positive_matrix),
-    Case(
-        "normalized-scalar",
+    *variants(
         normalized_decay,
         rules.normalized,
-        {**POSITIVE, "log_decay": log_scalar, "skip": gate},
-        positive_matrix,
-    ),
-    Case(
-        "normalized-vector",
-        normalized_decay,
-        rules.normalized,
-        {**POSITIVE, "log_decay": log_vector},
+        POSITIVE,
+        {
+            "normalized-none": {},
+            "normalized-scalar": {**SCALAR, "skip": gate},
+            "normalized-vector": VECTOR,
+        },
         positive_matrix,
     ),
     Case(
         "normalized-floor",
         partial(normalized_decay, floor=1.0),
         partial(rules.normalized, floor=1.0),
-        {**QKV, "log_decay": log_scalar},
+        {**QKV, **SCALAR},
         positive_matrix,
     ),
     Case(
         "normalized-floors",
         normalized_decay,
         rules.normalized,
-        {**QKV, "log_decay": log_scalar, "floor": floors},
+        {**QKV, **SCALAR, "floor": floors},
         positive_matrix,
     ),
     Case(
         "normalized-delta",
         partial(normalized_delta, floor=1.0),
         partial(rules.normalized, floor=1.0),
-        {**ERASING, "log_decay": log_scalar},
+        {**ERASING, **SCALAR},
         positive_matrix,
     ),
-    Case(
-        "amplified",
-        amplified_decay,
-        rules.mlstm,
-        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "skip": gate},
-        scaled_matrix,
-        plain=multiplied,
-    ),
-    Case(
-        "amplified-none",
-        amplified_decay,
-        rules.mlstm,
-        {**POSITIVE, "log_gain": gain},
-        scaled_matrix,
-        plain=multiplied,
-    ),
-    Case(
-        "amplified-floor",
-        partial(amplified_decay, floor=1.0),
-        partial(rules.mlstm, floor=1.0),
-        {**QKV, "log_decay": log_scalar, "log_gain": gain_resets},
-        scaled_matrix,
-        plain=multiplied,
-    ),
-    Case(
-        "amplified-floors",
-        amplified_decay,
-        rules.mlstm,
-        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "floor": floors},
-        scaled_matrix,
-        plain=multiplied,
-    ),
-    Case(
-        "amplified-bonus",
-        amplified_bonus,
-        rules.wkv,
-        {**POSITIVE, "log_decay": log_scalar, "log_gain": gain, "bonus": gate},
-        scaled_matrix,
-        plain=multiplied,
+    *(
+        Case(name, rule, oracle, draws, scaled_matrix, plain=multiplied)
+        for name, rule, oracle, draws in (
+            (
+                "amplified",
+                amplified_decay,
+                rules.mlstm,
+                {**POSITIVE, **SCALAR, "log_gain": gain, "skip": gate},
+            ),
+            ("amplified-none", amplified_decay, rules.mlstm, {**POSITIVE, "log_gain": gain}),
+            (
+                "amplified-floor",
+                partial(amplified_decay, floor=1.0),
+                partial(rules.mlstm, floor=1.0),
+                {**QKV, **SCALAR, "log_gain": gain_resets},
+            ),
+            (
+                "amplified-floors",
+                amplified_decay,
+                rules.mlstm,
+                {**POSITIVE, **SCALAR, "log_gain": gain, "floor": floors},
+            ),
+            (
+                "amplified-bonus",
+                amplified_bonus,
+                rules.wkv,
+                {**POSITIVE, **SCALAR, "log_gain": gain, "bonus": gate},
+            ),
+        )
     ),
 ]
 

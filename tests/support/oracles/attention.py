@@ -16,6 +16,7 @@ from oracles.layers import (
     layer_norm,
     linear,
     rms_norm,
+    short,
     sigmoid,
     silu,
     softplus,
@@ -192,10 +193,7 @@ def deltanet(
     floor: float = 0.0,
 ) -> Array:
     """S_t = (I - β kᵀk) S_{t-1} + β kᵀv on L2-normalised q, k; β = σ, or 2σ."""
-    q, k, v = (
-        split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads)
-        for name in "qkv"
-    )
+    q, k, v = (split(short(x, p, name), heads) for name in "qkv")
     beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))[..., None]
     o, _ = rules.delta(unit(q, floor) / np.sqrt(q.shape[3]), unit(k, floor), v, beta)
     return linear(join(rms_norm(o, p["norm.weight"], eps)), p, "W_o")

@@ -6,7 +6,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracles.layers import join, layer_norm, rms_norm, sigmoid, silu, softplus, split
+from oracles import rules
+from oracles.layers import (
+    convolution,
+    join,
+    layer_norm,
+    linear,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    split,
+)
 from oracles.models import (
     D,
     Fields,
@@ -15,12 +26,15 @@ from oracles.models import (
     V,
     Weights,
     below,
+    decayed,
     of_fla,
-    outer,
-    projected,
     square,
+    swiglu,
 )
 from oracles.rules import Array
+from oracles.rwkv7 import shifted
+from oracles.slots import slots
+from oracles.state_space import ssd
 
 # RWKV-6
 
@@ -37,40 +51,31 @@ def rwkv6(ids: Array, w: Weights, c: Fields) -> Array:
     return norm(x, "model.norm") @ w["lm_head.weight"].T
 
 
-def change(x: Array) -> Array:
-    """What a token is behind the one before it."""
-    return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1) - x
-
-
 def time_mixing(x: Array, w: Weights, c: Fields) -> Array:
-    delta, heads, rank = change(x), c["num_heads"], c["proj_low_rank_dim"]
-    low = np.tanh(projected(x + delta * w["x_proj.0.mu"], w, "x_proj.0.linear"))
+    heads, rank = c["num_heads"], c["proj_low_rank_dim"]
+    low = np.tanh(linear(shifted(x, w["x_proj.0.mu"]), w, "x_proj.0.linear"))
     inputs = []
     for n in range(5):
         rise = w["x_proj.2.weight"][:, n * rank : (n + 1) * rank]
         part = low[..., n * rank : (n + 1) * rank] @ rise.T
-        inputs.append(x + delta * (part + w["x_bias"][n]))
+        inputs.append(shifted(x, part + w["x_bias"][n]))
     r, a, k, v, g = inputs
     r, k, v, g = (
-        projected(s, w, f"{name}_proj.linear") for s, name in zip((r, k, v, g), "rkvg", strict=True)
+        linear(s, w, f"{name}_proj.linear") for s, name in zip((r, k, v, g), "rkvg", strict=True)
     )
-    a = projected(np.tanh(projected(a, w, "w_proj.linear.lora.0")), w, "w_proj.linear.lora.2")
+    a = linear(np.tanh(linear(a, w, "w_proj.linear.lora.0")), w, "w_proj.linear.lora.2")
     r, k, v, alpha = (split(s, heads) for s in (r, k, v, np.exp(-np.exp(a))))
-    S, o = np.zeros((*k.shape[::2], k.shape[3], v.shape[3])), np.zeros_like(v)
-    for t in range(x.shape[1]):
-        kv = outer(k[:, t], v[:, t])
-        o[:, t] = np.einsum("bhk,bhkv->bhv", r[:, t], S + w["bonus"][None, :, :, None] * kv)
-        S = alpha[:, t, :, :, None] * S + kv
+    own = (r * w["bonus"] * k).sum(-1, keepdims=True)
+    o, _ = rules.bonus(r, k, v, own, np.log(alpha))
     o = join(layer_norm(o, 1.0, c["norm_eps"])) * w["g_norm.weight"] + w["g_norm.bias"]
-    return projected(o * silu(g), w, "o_proj")
+    return linear(o * silu(g), w, "o_proj")
 
 
 def channel_mixing(x: Array, w: Weights) -> Array:
     k, r = (
-        projected(x + change(x) * w[f"{name}.mu"], w, f"{name}.linear")
-        for name in ("key", "receptance")
+        linear(shifted(x, w[f"{name}.mu"]), w, f"{name}.linear") for name in ("key", "receptance")
     )
-    return sigmoid(r) * projected(np.maximum(k, 0) ** 2, w, "value")
+    return sigmoid(r) * linear(np.maximum(k, 0) ** 2, w, "value")
 
 
 RANK, DECAY_RANK, KEYS, HIDDEN = 3, 5, D // 2, 96
@@ -137,21 +142,16 @@ def hgrn2(ids: Array, w: Weights, c: Fields) -> Array:
             rms_norm(x, layer["attn_norm.weight"], eps), below(layer, "attn"), c, least
         )
         z = rms_norm(x, layer["mlp_norm.weight"], eps)
-        mlp = below(layer, "mlp")
-        z = silu(projected(z, mlp, "gate_proj")) * projected(z, mlp, "up_proj")
-        x = x + projected(z, mlp, "down_proj")
+        x = x + swiglu(z, below(layer, "mlp"), "gate_proj", "up_proj", "down_proj")
     return rms_norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
 def hgrn2_mixer(x: Array, w: Weights, c: Fields, least: Array) -> Array:
     heads = c["hidden_size"] // c["expand_ratio"]
-    alpha = split(least + (1 - least) * sigmoid(projected(x, w, "f_proj")), heads)
-    q, v = split(silu(projected(x, w, "q_proj")), heads), split(projected(x, w, "i_proj"), heads)
-    S, o = np.zeros((*q.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
-    for t in range(x.shape[1]):
-        S = alpha[:, t, :, :, None] * S + outer(1 - alpha[:, t], v[:, t])
-        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t] * q.shape[3] ** -0.5, S)
-    return projected(rms_norm(join(o), w["g_norm.weight"], c["norm_eps"]), w, "o_proj")
+    alpha = split(least + (1 - least) * sigmoid(linear(x, w, "f_proj")), heads)
+    q, v = split(silu(linear(x, w, "q_proj")), heads), split(linear(x, w, "i_proj"), heads)
+    o = decayed(q, 1 - alpha, v, alpha)
+    return linear(rms_norm(join(o), w["g_norm.weight"], c["norm_eps"]), w, "o_proj")
 
 
 STACK = of_fla("hgrn2", hgrn2_mixer, {**square("qfio"), "g_norm.weight": (D,)})
@@ -191,31 +191,15 @@ def mamba2(ids: Array, w: Weights, c: Fields) -> Array:
 
 
 def mamba2_mixer(u: Array, w: Weights, c: Fields) -> Array:
-    z, xBC, dt = np.split(projected(u, w, "in_proj"), [WIDTH, WIDTH + CONVOLVED], axis=-1)
-    xBC = convolved_with_bias(xBC, w)
+    z, xBC, dt = np.split(linear(u, w, "in_proj"), [WIDTH, WIDTH + CONVOLVED], axis=-1)
+    xBC = silu(convolution(xBC, w["conv1d.weight"][:, 0].T) + w["conv1d.bias"])
     x, B, C = np.split(xBC, [WIDTH, WIDTH + GROUPS * STATE], axis=-1)
-    served = HEADS // GROUPS
-    x = split(x, HEADS)
-    B, C = (np.repeat(split(s, GROUPS), served, axis=2) for s in (B, C))
+    x, B, C = split(x, HEADS), split(B, GROUPS), split(C, GROUPS)
     dt = softplus(dt + w["dt_bias"])
-    h, y = np.zeros((len(u), HEADS, STATE, WIDTH // HEADS)), np.zeros_like(x)
-    for t in range(u.shape[1]):
-        kept = np.exp(-dt[:, t] * np.exp(w["A_log"]))[..., None, None]
-        h = kept * h + outer(B[:, t], dt[:, t, :, None] * x[:, t])
-        y[:, t] = np.einsum("bhn,bhnp->bhp", C[:, t], h) + w["D"][:, None] * x[:, t]
+    y = ssd(x, B, C, np.exp(-dt * np.exp(w["A_log"])), dt, w["D"])
     y = split(join(y) * silu(z), GROUPS)
     y = join(y / np.sqrt((y**2).mean(-1, keepdims=True) + c["norm_eps"])) * w["norm.weight"]
-    return projected(y, w, "out_proj")
-
-
-def convolved_with_bias(x: Array, w: Weights) -> Array:
-    """SiLU of a causal depthwise Conv1d and its bias."""
-    weight, bias = w["conv1d.weight"], w["conv1d.bias"]
-    y = np.zeros_like(x)
-    for t in range(x.shape[1]):
-        for lag in range(min(weight.shape[2], t + 1)):
-            y[:, t] += weight[:, 0, weight.shape[2] - 1 - lag] * x[:, t - lag]
-    return silu(y + bias)
+    return linear(y, w, "out_proj")
 
 
 MAMBA2_LAYER: Shapes = {
@@ -260,27 +244,19 @@ MAMBA2 = Transcription(
 
 
 def raven(x: Array, w: Weights, c: Fields) -> Array:
-    """K_t = diag(α_t) K_{t-1} + (1 - α_t)ᵀ k_t, V_t likewise; o_t = softmax(q_t K_tᵀ) V_t, where
-    α_t < 1 in the slots that a router chooses.
-    """
-    q, k, v, router = (split(projected(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkvr")
+    """α_t < 1 in the slots that a router chooses."""
+    q, k, v, router = (split(linear(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkvr")
     q, k = (
         rms_norm(silu(z), w[f"{n}_norm.weight"], c["norm_eps"]) for z, n in ((q, "q"), (k, "k"))
     )
-    decay = np.exp(w["A_log"]) * softplus(projected(x, w, "a_proj") + w["dt_bias"])
+    decay = np.exp(w["A_log"]) * softplus(linear(x, w, "a_proj") + w["dt_bias"])
     scores, share = sigmoid(router), np.zeros_like(router)
-    K = V = np.zeros((*q.shape[::2], router.shape[3], q.shape[3]))
-    o = np.zeros_like(v)
     for b, t, h in np.ndindex(router.shape[:3]):
         best = np.argsort(-scores[b, t, h])[: c["topk"]]
         share[b, t, h, best] = scores[b, t, h, best] / (scores[b, t, h, best].sum() + 1e-9)
-    alpha = np.exp(-decay[..., None] * share)
-    for t in range(x.shape[1]):
-        kept, written = alpha[:, t, :, :, None], 1 - alpha[:, t]
-        K, V = kept * K + outer(written, k[:, t]), kept * V + outer(written, silu(v[:, t]))
-        weights = np.exp(np.einsum("bhk,bhmk->bhm", q[:, t], K))
-        o[:, t] = np.einsum("bhm,bhmv->bhv", weights / weights.sum(-1, keepdims=True), V)
-    return projected(rms_norm(join(silu(o)), w["g_norm.weight"], c["norm_eps"]), w, "o_proj")
+    log_alpha = -decay[..., None] * share
+    o, _ = slots(q, k, silu(v), 1 - np.exp(log_alpha), log_alpha)
+    return linear(rms_norm(join(silu(o)), w["g_norm.weight"], c["norm_eps"]), w, "o_proj")
 
 
 RAVEN = of_fla(

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from oracles.layers import join, rms_norm, sigmoid, silu, softplus, split, unit
+from oracles import rules
+from oracles.deltas import products
+from oracles.layers import join, linear, rms_norm, sigmoid, silu, softplus, split, unit
 from oracles.models import (
     D,
     Fields,
@@ -16,8 +18,6 @@ from oracles.models import (
     convolved,
     erased,
     of_fla,
-    outer,
-    projected,
     square,
 )
 from oracles.rules import Array
@@ -26,12 +26,12 @@ FLOOR = 1e-6
 
 
 def short(x: Array, w: Weights, name: str) -> Array:
-    return convolved(projected(x, w, f"{name}_proj"), w[f"{name}_conv1d.weight"])
+    return convolved(linear(x, w, f"{name}_proj"), w[f"{name}_conv1d.weight"])
 
 
 def opened(x: Array, w: Weights, name: str) -> Array:
     """g = -e^A softplus(a + dt), of its head."""
-    return np.exp(-np.exp(w["A_log"]) * softplus(projected(x, w, name) + w["dt_bias"]))
+    return np.exp(-np.exp(w["A_log"]) * softplus(linear(x, w, name) + w["dt_bias"]))
 
 
 def gated_deltaproduct(x: Array, w: Weights, c: Fields) -> Array:
@@ -40,18 +40,11 @@ def gated_deltaproduct(x: Array, w: Weights, c: Fields) -> Array:
     q = unit(split(q, heads), FLOOR)
     k = unit(k.reshape(*x.shape[:2], n, heads, width), FLOOR)
     v = v.reshape(*x.shape[:2], n, heads, -1)
-    beta = sigmoid(projected(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
+    beta = sigmoid(linear(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
     beta, alpha = beta.reshape(*x.shape[:2], n, heads), opened(x, w, "a_proj")
-    S, o = np.zeros((len(x), heads, width, v.shape[4])), np.zeros_like(v[:, :, 0])
-    for t in range(x.shape[1]):
-        S = alpha[:, t, :, None, None] * S
-        for i in range(n):
-            key = k[:, t, i]
-            error = v[:, t, i] - np.einsum("bhk,bhkv->bhv", key, S)
-            S = S + outer(key, beta[:, t, i, :, None] * error)
-        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * width**-0.5
+    o = products(q * width**-0.5, k, v, beta, alpha)
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
-    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+    return linear(join(o) * silu(linear(x, w, "g_proj")), w, "o_proj")
 
 
 def comba(x: Array, w: Weights, c: Fields) -> Array:
@@ -59,22 +52,18 @@ def comba(x: Array, w: Weights, c: Fields) -> Array:
     q, k, v = (split(short(x, w, name), c["num_heads"]) for name in "qkv")
     p = k * sigmoid(w["decay"])[:, None]
     q, k, p = (unit(z, FLOOR) for z in (q - w["D"][:, None] * p, k, p))
-    beta, alpha = sigmoid(projected(x, w, "b_proj")), opened(x, w, "a_proj")
-    S, o = np.zeros((*q.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
-    for t in range(x.shape[1]):
-        S = alpha[:, t, :, None, None] * S
-        error = v[:, t] - np.einsum("bhk,bhkv->bhv", p[:, t], S)
-        S = S + outer(k[:, t], beta[:, t, :, None] * error)
-        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
+    beta, alpha = sigmoid(linear(x, w, "b_proj")), opened(x, w, "a_proj")
+    written, log_alpha = beta[..., None] * k, np.log(alpha)[..., None]
+    o, _ = rules.dplr(q * q.shape[3] ** -0.5, written, v, p, log_decay=log_alpha)
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
-    return projected(join(o) * sigmoid(projected(x, w, "g_proj")), w, "o_proj")
+    return linear(join(o) * sigmoid(linear(x, w, "g_proj")), w, "o_proj")
 
 
 def mom(x: Array, w: Weights, c: Fields) -> Array:
     """The tokens of a memory one after the other, each sequence and memory on its own; those of
     the shared memory are all.
     """
-    logits = projected(x, w, "gate")
+    logits = linear(x, w, "gate")
     scores = np.exp(logits - logits.max(-1, keepdims=True))
     scores = scores / scores.sum(-1, keepdims=True)
     o = memory(x, w, c, "shared_{}")
@@ -89,15 +78,15 @@ def mom(x: Array, w: Weights, c: Fields) -> Array:
                 read = memory(x[b : b + 1, places], w, c, f"{{}}_proj.{m}")
                 o[b, places] += weight[:, None, None] * read[0]
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
-    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+    return linear(join(o) * silu(linear(x, w, "g_proj")), w, "o_proj")
 
 
 def memory(x: Array, w: Weights, c: Fields, named: str) -> Array:
     """Gated DeltaNet over the tokens x, with projections of these names."""
     q = short(x, w, "q")
-    k, v = (convolved(projected(x, w, named.format(n)), w[f"{n}_conv1d.weight"]) for n in "kv")
+    k, v = (convolved(linear(x, w, named.format(n)), w[f"{n}_conv1d.weight"]) for n in "kv")
     q, k, v = (split(z, c["num_heads"]) for z in (q, k, v))
-    beta, alpha = sigmoid(projected(x, w, named.format("b"))), opened(x, w, named.format("a"))
+    beta, alpha = sigmoid(linear(x, w, named.format("b"))), opened(x, w, named.format("a"))
     return erased(unit(q, FLOOR), unit(k, FLOOR), v, beta, alpha[..., None])
 
 

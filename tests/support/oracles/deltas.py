@@ -9,10 +9,10 @@ import numpy as np
 from oracles import rules
 from oracles.layers import (
     Parameters,
-    convolution,
     join,
     linear,
     rms_norm,
+    short,
     sigmoid,
     silu,
     softplus,
@@ -20,11 +20,6 @@ from oracles.layers import (
     unit,
 )
 from oracles.rules import Array
-
-
-def short(x: Array, p: Parameters, name: str) -> Array:
-    """SiLU(conv(x W))."""
-    return silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"]))
 
 
 def decay(logits: Array, p: Parameters, name: str = "decay") -> Array:
@@ -47,23 +42,29 @@ def gated_deltaproduct(
     the state's axes.
     """
     q = unit(split(short(x, p, "q"), heads), floor)
-    k, v = short(x, p, "k"), short(x, p, "v")
     beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))
+    k, v, beta = (
+        s.reshape(*x.shape[:2], steps, heads, -1)
+        for s in (short(x, p, "k"), short(x, p, "v"), beta)
+    )
     alpha = decay(linear(x, p, "W_alpha"), p)[..., 0]
-    keys, values = q.shape[3], v.shape[2] // (steps * heads)
-    o = np.zeros((*x.shape[:2], heads, values))
-    for b, h in np.ndindex(x.shape[0], heads):
-        S = np.zeros((keys, values))
-        for t in range(x.shape[1]):
-            S = alpha[b, t, h] * S
-            for j in range(steps):
-                at = j * heads + h
-                key = unit(k[b, t, at * keys : (at + 1) * keys], floor)
-                value = v[b, t, at * values : (at + 1) * values]
-                rate = beta[b, t, at]
-                S = (np.eye(keys) - rate * np.outer(key, key)) @ S + rate * np.outer(key, value)
-            o[b, t, h] = q[b, t, h] @ S / np.sqrt(keys)
+    o = products(q / np.sqrt(q.shape[3]), unit(k, floor), v, beta[..., 0], alpha)
     return linear(join(rms_norm(o, p["norm.weight"], eps)) * silu(linear(x, p, "W_g")), p, "W_o")
+
+
+def products(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
+    """Of ``q [b t h k]``, ``k, v [b t n h ·]``, ``beta [b t n h]`` and ``alpha [b t h]``."""
+    o = np.zeros((*q.shape[:3], v.shape[4]))
+    for b, h in np.ndindex(len(q), q.shape[2]):
+        S = np.zeros((q.shape[3], v.shape[4]))
+        for t in range(q.shape[1]):
+            S = alpha[b, t, h] * S
+            for j in range(k.shape[2]):
+                key, rate = k[b, t, j, h], beta[b, t, j, h]
+                S = (np.eye(len(key)) - rate * np.outer(key, key)) @ S
+                S = S + rate * np.outer(key, v[b, t, j, h])
+            o[b, t, h] = q[b, t, h] @ S
+    return o
 
 
 def gdn2(

@@ -8,10 +8,10 @@ import numpy as np
 
 from oracles.layers import (
     Parameters,
-    convolution,
     join,
     linear,
     rms_norm,
+    short,
     sigmoid,
     silu,
     softplus,
@@ -79,10 +79,7 @@ def kalmanet(
     floor: float = 0.0,
 ) -> Array:
     """The layer, with the paper's number of steps rather than exact solutions."""
-    q, k, v = (
-        split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads)
-        for name in "qkv"
-    )
+    q, k, v = (split(short(x, p, name), heads) for name in "qkv")
     beta, mix = (sigmoid(linear(x, p, f"W_{name}"))[..., None] for name in ("beta", "mu"))
     log_gamma = (-np.exp(p["log_a"]) * softplus(linear(x, p, "W_gamma")))[..., None]
     k, v = beta * unit(k, floor), beta * v

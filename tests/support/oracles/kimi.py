@@ -7,12 +7,11 @@ import numpy as np
 from oracles import rules
 from oracles.layers import (
     Parameters,
-    convolution,
     join,
     linear,
     rms_norm,
+    short,
     sigmoid,
-    silu,
     softplus,
     split,
     unit,
@@ -34,7 +33,7 @@ def kda(
     through low rank (eq. 10); o = W_o (σ(W_g x) ⊙ RMSNorm(q S / √d_k)) (eq. 11).
     """
     count = value_heads or heads
-    q, k, v = (silu(convolution(linear(x, p, f"W_{n}"), p[f"conv_{n}.weight"])) for n in "qkv")
+    q, k, v = (short(x, p, n) for n in "qkv")
     q, k = (unit(split(z, heads), 1e-6).repeat(count // heads, axis=2) for z in (q, k))
     z = split(_through(x, p, "W_alpha", low_rank) + p["b_alpha"], count)
     a = np.exp(p["log_a"])[:, None]

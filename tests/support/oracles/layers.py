@@ -52,6 +52,11 @@ def convolution(x: Array, weight: Array) -> Array:
     return y
 
 
+def short(x: Array, p: Parameters, name: str) -> Array:
+    """SiLU(conv(x W))."""
+    return silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"]))
+
+
 def layer_norm(o: Array, weight: Array | float = 1.0, eps: float = 1e-5) -> Array:
     centered = o - o.mean(-1, keepdims=True)
     return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps) * weight
@@ -225,9 +230,7 @@ def gated_deltanet(
     """S_t = (I - β kᵀk) α S_{t-1} + β kᵀv on L2-normalised q, k; RMSNorm(q S / √d'_k) ⊙ SiLU(x
     W_G).
     """
-    q, k, v = (
-        silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])) for name in "qkv"
-    )
+    q, k, v = (short(x, p, name) for name in "qkv")
     q, k = (
         unit(split(z, heads), floor).repeat((value_heads or heads) // heads, axis=2) for z in (q, k)
     )
@@ -268,10 +271,7 @@ def _mesa(
     eps: float = 1e-5,
     floor: float = 0.0,
 ) -> Array:
-    q, k = (
-        split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads)
-        for name in "qk"
-    )
+    q, k = (split(short(x, p, name), heads) for name in "qk")
     beta = sigmoid(linear(x, p, "W_beta"))[..., None]
     gamma = gamma[..., None] * (1 - (1 - bound) * beta**2)
     ridge = least + softplus(p["ridge"])[None, None]

@@ -15,6 +15,7 @@ from oracles.layers import (
     join,
     linear,
     rms_norm,
+    short,
     sigmoid,
     silu,
     softplus,
@@ -22,6 +23,7 @@ from oracles.layers import (
     unit,
 )
 from oracles.rules import Array, decay_of, spread
+from oracles.state_space import mamba2_output, mamba2_streams
 
 
 def buckets(t: int) -> list[tuple[int, int, int]]:
@@ -90,24 +92,17 @@ def loglinear_mamba2(
     u: Array, p: Parameters, heads: int = 4, groups: int = 1, eps: float = 1e-5
 ) -> Array:
     """Mamba-2's streams, read by level: y_t = Σ_l λ_t^(l) C_t S_t^(l) + D x_t."""
-    width = p["W_z.weight"].shape[0]
-    n = (p["W_xBC.weight"].shape[0] - width) // (2 * groups)
-    xBC = silu(convolution(linear(u, p, "W_xBC"), p["conv.weight"]) + p["conv_bias"])
-    x, B, C = xBC[..., :width], xBC[..., width : width + groups * n], xBC[..., width + groups * n :]
-    B, C = (np.repeat(split(s, groups), heads // groups, 2) for s in (B, C))
-    x, delta = split(x, heads), softplus(linear(u, p, "W_Delta"))[..., None]
+    x, B, C, delta = mamba2_streams(u, p, heads, groups)
+    B, C = (np.repeat(s, heads // groups, 2) for s in (B, C))
+    delta = delta[..., None]
     log_decay = -delta * np.exp(p["log_a"])[:, None]
     y, _ = loglinear(C, B, delta * x, level_weights(u, p, heads), log_decay)
-    y = split(join(y + p["D"][:, None] * x) * silu(linear(u, p, "W_z")), groups)
-    return linear(join(rms_norm(y, np.ones(()), eps)) * p["w_norm"], p, "W_o")
+    return mamba2_output(y + p["D"][:, None] * x, u, p, groups, eps)
 
 
 def loglinear_gdn(x: Array, p: Parameters, heads: int = 4, eps: float = 1e-5) -> Array:
     """Gated DeltaNet's streams, read by level."""
-    q, k, v = (
-        split(silu(convolution(linear(x, p, f"W_{name}"), p[f"conv_{name}.weight"])), heads)
-        for name in "qkv"
-    )
+    q, k, v = (split(short(x, p, name), heads) for name in "qkv")
     log_decay = -np.exp(p["log_a"]) * softplus(linear(x, p, "W_alpha") + p["b_alpha"])
     beta = sigmoid(linear(x, p, "W_beta"))[..., None]
     read = unit(q) / np.sqrt(q.shape[3])

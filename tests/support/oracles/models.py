@@ -17,9 +17,24 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from oracles.layers import join, layer_norm, rms_norm, sigmoid, silu, softplus, split, turned, unit
+from oracles import rules
+from oracles.layers import (
+    convolution,
+    join,
+    layer_norm,
+    linear,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    split,
+    turned,
+    unit,
+)
 from oracles.loglinear import log_linear_mamba2
 from oracles.rules import Array
+from oracles.rwkv7 import shifted
+from oracles.slots import slots
 
 Fields = Mapping[str, Any]
 Weights = Mapping[str, Array]
@@ -61,22 +76,9 @@ def below(weights: Weights, prefix: str) -> Weights:
     }
 
 
-def projected(x: Array, w: Weights, name: str) -> Array:
-    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
-
-
 def convolved(x: Array, weight: Array) -> Array:
     """SiLU of a causal depthwise Conv1d of weight ``[c 1 size]``, whose last tap is the present."""
-    size = weight.shape[2]
-    y = np.zeros_like(x)
-    for t in range(x.shape[1]):
-        for lag in range(min(size, t + 1)):
-            y[:, t] += weight[:, 0, size - 1 - lag] * x[:, t - lag]
-    return silu(y)
-
-
-def outer(a: Array, b: Array) -> Array:
-    return a[..., :, None] * b[..., None, :]
+    return silu(convolution(x, weight[:, 0].T))
 
 
 # MetaLA (BICLab) ----------------------------------------------------------------------------------
@@ -99,19 +101,16 @@ def metala_mixer(x: Array, w: Weights, heads: int) -> Array:
     augmentation.
     """
     x = convolved(x, w["conv1d.weight"])
-    q, a, v = (split(projected(x, w, name), heads) for name in ("q_proj", "k_gate", "v_proj"))
+    q, a, v = (split(linear(x, w, name), heads) for name in ("q_proj", "k_gate", "v_proj"))
     alpha = sigmoid(a) ** (1 / 16)
     k, aug = 1 - alpha, split(w["aug_balance"][None, None], heads)
-    S, o = np.zeros((*q.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
-    for t in range(x.shape[1]):
-        S = alpha[:, t, :, :, None] * S + outer(k[:, t], v[:, t])
-        own = sigmoid((q[:, t] * k[:, t] * aug[:, 0]).sum(-1, keepdims=True) * v[:, t])
-        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5 + own
-    return projected(silu(projected(x, w, "g_proj")) * join(layer_norm(o)), w, "out_proj")
+    own = sigmoid((q * k * aug).sum(-1, keepdims=True) * v)
+    o = decayed(q, k, v, alpha) + own
+    return linear(silu(linear(x, w, "g_proj")) * join(layer_norm(o)), w, "out_proj")
 
 
 def swiglu(x: Array, w: Weights, gate: str, up: str, down: str) -> Array:
-    return projected(silu(projected(x, w, gate)) * projected(x, w, up), w, down)
+    return linear(silu(linear(x, w, gate)) * linear(x, w, up), w, down)
 
 
 # flash-linear-attention
@@ -142,106 +141,71 @@ def softmax(x: Array, w: Weights, c: Fields) -> Array:
         c["attn"][name] for name in ("num_heads", "num_kv_heads", "window_size")
     )
     q, k, v = (
-        split(projected(x, w, f"{n}_proj"), h)
-        for n, h in (("q", heads), ("k", groups), ("v", groups))
+        split(linear(x, w, f"{n}_proj"), h) for n, h in (("q", heads), ("k", groups), ("v", groups))
     )
     q, k = turned(q, c["attn"]["rope_theta"]), turned(k, c["attn"]["rope_theta"])
-    o = np.zeros_like(q)
-    for t in range(x.shape[1]):
-        first = max(0, t - window + 1)
-        for h in range(heads):
-            g = h // (heads // groups)
-            scores = (
-                np.einsum("bk,bsk->bs", q[:, t, h], k[:, first : t + 1, g]) * q.shape[3] ** -0.5
-            )
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            o[:, t, h] = np.einsum(
-                "bs,bsv->bv", weights / weights.sum(-1, keepdims=True), v[:, first : t + 1, g]
-            )
-    return projected(join(o), w, "o_proj")
+    o, _ = rules.softmax(q, k, v, window)
+    return linear(join(o), w, "o_proj")
 
 
 def decayed(q: Array, k: Array, v: Array, alpha: Array) -> Array:
     """o_t = d_k^(-1/2) q_t S_t of S_t = diag(α_t) S_{t-1} + k_tᵀ v_t; ``alpha [b t h k]``."""
-    S, o = np.zeros((*q.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
-    for t in range(q.shape[1]):
-        S = alpha[:, t, :, :, None] * S + outer(k[:, t], v[:, t])
-        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
-    return o
+    return rules.decay(q * q.shape[3] ** -0.5, v, k, np.log(alpha))[0]
 
 
 def erased(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
     """o_t = d_k^(-1/2) q_t S_t of S_t = diag(α_t) S_{t-1} + β_t k_tᵀ (v_t - k_t diag(α_t) S_{t-1});
     ``alpha [b t h 1|k], beta [b t h]``.
     """
-    S, o = np.zeros((*v.shape[::2], q.shape[3], v.shape[3])), np.zeros_like(v)
-    for t in range(q.shape[1]):
-        S = alpha[:, t, :, :, None] * S
-        predicted = np.einsum("bhk,bhkv->bhv", k[:, t], S)
-        S = S + outer(k[:, t], beta[:, t, :, None] * (v[:, t] - predicted))
-        o[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], S) * q.shape[3] ** -0.5
-    return o
+    return rules.delta(q * q.shape[3] ** -0.5, k, v, beta[..., None], np.log(alpha))[0]
 
 
 def gla(x: Array, w: Weights, c: Fields) -> Array:
-    q, k, v = (split(projected(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkv")
-    gate = split(projected(projected(x, w, "gk_proj.0"), w, "gk_proj.1"), c["num_heads"])
+    q, k, v = (split(linear(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkv")
+    gate = split(linear(linear(x, w, "gk_proj.0"), w, "gk_proj.1"), c["num_heads"])
     o = rms_norm(
         decayed(q, k, v, sigmoid(gate) ** (1 / 16)), w["g_norm_swish_gate.weight"], c["norm_eps"]
     )
-    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+    return linear(join(o) * silu(linear(x, w, "g_proj")), w, "o_proj")
 
 
 def retnet(x: Array, w: Weights, c: Fields) -> Array:
-    q, k, v = (split(projected(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkv")
+    q, k, v = (split(linear(x, w, f"{n}_proj"), c["num_heads"]) for n in "qkv")
     gamma = np.array([1 - 2.0 ** (-5 - h) for h in range(c["num_heads"])])[None, None, :, None]
     o = decayed(turned(q), turned(k), v, np.broadcast_to(gamma, q.shape))
     o = rms_norm(o, w["g_norm_swish_gate.weight"], c["norm_eps"])
-    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+    return linear(join(o) * silu(linear(x, w, "g_proj")), w, "o_proj")
 
 
 def gsa(x: Array, w: Weights, c: Fields) -> Array:
-    """K_t = diag(α_t) K_{t-1} + (1 - α_t)ᵀ k_t, V_t likewise; o_t = softmax(q_t K_tᵀ) V_t."""
     served = c["num_heads"] // c["num_kv_heads"]
-    q = silu(split(projected(x, w, "q_proj"), c["num_heads"]))
-    k, v = (silu(split(projected(x, w, f"{n}_proj"), c["num_kv_heads"])) for n in "kv")
-    alpha = sigmoid(split(projected(x, w, "f_proj"), c["num_kv_heads"]))
+    q = silu(split(linear(x, w, "q_proj"), c["num_heads"]))
+    k, v = (silu(split(linear(x, w, f"{n}_proj"), c["num_kv_heads"])) for n in "kv")
+    alpha = sigmoid(split(linear(x, w, "f_proj"), c["num_kv_heads"]))
     alpha = alpha ** (1 / c["gate_logit_normalizer"])
     k, v, alpha = (np.repeat(z, served, axis=2) for z in (k, v, alpha))
-    K = V = np.zeros((*q.shape[::2], c["num_slots"], q.shape[3]))
-    o = np.zeros_like(v)
-    for t in range(x.shape[1]):
-        kept = alpha[:, t, :, :, None]
-        K, V = (
-            kept * K + outer(1 - alpha[:, t], k[:, t]),
-            kept * V + outer(1 - alpha[:, t], v[:, t]),
-        )
-        weights = np.exp(np.einsum("bhk,bhmk->bhm", q[:, t], K))
-        weights /= weights.sum(-1, keepdims=True)
-        o[:, t] = np.einsum("bhm,bhmv->bhv", weights, V)
-    return projected(rms_norm(join(silu(o)), w["g_norm.weight"], 1e-5), w, "o_proj")
+    o, _ = slots(q, k, v, 1 - alpha, np.log(alpha))
+    return linear(rms_norm(join(silu(o)), w["g_norm.weight"], 1e-5), w, "o_proj")
 
 
 def delta_net(x: Array, w: Weights, c: Fields) -> Array:
     q, k, v = (
-        split(convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), c["num_heads"])
+        split(convolved(linear(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), c["num_heads"])
         for n in "qkv"
     )
-    beta = sigmoid(projected(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
+    beta = sigmoid(linear(x, w, "b_proj")) * (2 if c["allow_neg_eigval"] else 1)
     o = erased(unit(q, 1e-6), unit(k, 1e-6), v, beta, np.ones_like(beta)[..., None])
-    return projected(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
+    return linear(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
 
 
 def gated_deltanet(x: Array, w: Weights, c: Fields) -> Array:
-    q, k, v = (convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
+    q, k, v = (convolved(linear(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
     served = c["num_v_heads"] // c["num_heads"]
     q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
-    alpha = np.exp(-np.exp(w["A_log"]) * softplus(projected(x, w, "a_proj") + w["dt_bias"]))
-    o = erased(
-        q, k, split(v, c["num_v_heads"]), sigmoid(projected(x, w, "b_proj")), alpha[..., None]
-    )
+    alpha = np.exp(-np.exp(w["A_log"]) * softplus(linear(x, w, "a_proj") + w["dt_bias"]))
+    o = erased(q, k, split(v, c["num_v_heads"]), sigmoid(linear(x, w, "b_proj")), alpha[..., None])
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
-    return projected(join(o) * silu(projected(x, w, "g_proj")), w, "o_proj")
+    return linear(join(o) * silu(linear(x, w, "g_proj")), w, "o_proj")
 
 
 def rwkv7(ids: Array, w: Weights, c: Fields) -> Array:
@@ -255,58 +219,49 @@ def rwkv7(ids: Array, w: Weights, c: Fields) -> Array:
         )
         x = x + y
         z = shifted(biased_norm(x, layer, "ffn_norm", c["norm_eps"]), layer["ffn.x_k"])
-        x = x + projected(np.maximum(projected(z, layer, "ffn.key"), 0) ** 2, layer, "ffn.value")
-    return projected(biased_norm(x, w, last, c["norm_eps"]), w, "lm_head")
+        x = x + linear(np.maximum(linear(z, layer, "ffn.key"), 0) ** 2, layer, "ffn.value")
+    return linear(biased_norm(x, w, last, c["norm_eps"]), w, "lm_head")
 
 
 def goose(x: Array, w: Weights, c: Fields, first: Array | None) -> tuple[Array, Array]:
     """S_t = S_{t-1} (diag(w) - κ̂ᵀ (κ̂ ⊙ a)) + vᵀ k of a matrix [v, k]; and the first layer's v."""
     xr, xw, xk, xv, xa, xg = (shifted(x, w[f"x_{n}"]) for n in "rwkvag")
     alpha = np.exp(-0.6065306597126334 * sigmoid(lora(xw, w, "w", np.tanh)))
-    r, k, v = projected(xr, w, "r_proj"), projected(xk, w, "k_proj"), projected(xv, w, "v_proj")
+    r, k, v = linear(xr, w, "r_proj"), linear(xk, w, "k_proj"), linear(xv, w, "v_proj")
     first = v if first is None else first
     v = v if first is v else v + (first - v) * sigmoid(lora(xv, w, "v"))
     a = sigmoid(lora(xa, w, "a"))
     heads = c["hidden_size"] // c["head_dim"]
     unit_keys = unit(split(k * w["k_k"], heads), 1e-6)
     r, k, v, a, alpha = (split(z, heads) for z in (r, k * (1 + (a - 1) * w["k_a"]), v, a, alpha))
-    S, o = np.zeros((*v.shape[::2], v.shape[3], k.shape[3])), np.zeros_like(v)
-    for t in range(x.shape[1]):
-        read = np.einsum("bhvk,bhk->bhv", S, unit_keys[:, t])
-        S = S * alpha[:, t, :, None] - outer(read, unit_keys[:, t] * a[:, t])
-        S = S + outer(v[:, t], k[:, t])
-        o[:, t] = np.einsum("bhvk,bhk->bhv", S, r[:, t])
+    o, _ = rules.dplr(r, k, v, unit_keys, unit_keys * a, np.log(alpha), before=True)
     o = join(layer_norm(o, 1.0, c["head_dim"] * c["norm_eps"])) * w["g_norm.weight"]
     own = join((r * k * w["r_k"]).sum(-1, keepdims=True) * v)
     gate = sigmoid(xg @ w["g_lora.lora.0.weight"].T) @ w["g_lora.lora.2.weight"].T
-    return projected((o + w["g_norm.bias"] + own) * gate, w, "o_proj"), first
+    return linear((o + w["g_norm.bias"] + own) * gate, w, "o_proj"), first
 
 
 def biased_norm(x: Array, w: Weights, name: str, eps: float) -> Array:
     return layer_norm(x, w[f"{name}.weight"], eps) + w[f"{name}.bias"]
 
 
-def shifted(x: Array, mu: Array) -> Array:
-    return x + (np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1) - x) * mu
-
-
 def lora(x: Array, w: Weights, name: str, between: Callable[[Array], Array] = np.asarray) -> Array:
-    return projected(between(projected(x, w, f"{name}_lora.lora.0")), w, f"{name}_lora.lora.2")
+    return linear(between(linear(x, w, f"{name}_lora.lora.0")), w, f"{name}_lora.lora.2")
 
 
 def kda(x: Array, w: Weights, c: Fields) -> Array:
     """log α = lower_bound · σ(e^A (f + dt)) of every channel, for each head of v."""
-    q, k, v = (convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
+    q, k, v = (convolved(linear(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]) for n in "qkv")
     served = c["num_v_heads"] // c["num_heads"]
     q, k = (np.repeat(unit(split(z, c["num_heads"]), 1e-6), served, axis=2) for z in (q, k))
-    f = projected(projected(x, w, "f_proj.0"), w, "f_proj.1") + w["dt_bias"]
+    f = linear(linear(x, w, "f_proj.0"), w, "f_proj.1") + w["dt_bias"]
     rate = np.exp(w["A_log"])[:, None] * split(f, c["num_v_heads"])
     alpha = np.exp(c["lower_bound"] * sigmoid(rate))
-    beta = 2 * sigmoid(projected(x, w, "b_proj"))
+    beta = 2 * sigmoid(linear(x, w, "b_proj"))
     o = erased(q, k, split(v, c["num_v_heads"]), beta, alpha)
-    gate = projected(projected(x, w, "g_proj.0"), w, "g_proj.1")
+    gate = linear(linear(x, w, "g_proj.0"), w, "g_proj.1")
     o = rms_norm(o, w["o_norm.weight"], c["norm_eps"])
-    return projected(join(o) * sigmoid(gate), w, "o_proj")
+    return linear(join(o) * sigmoid(gate), w, "o_proj")
 
 
 def mesa_net(x: Array, w: Weights, c: Fields) -> Array:
@@ -315,21 +270,14 @@ def mesa_net(x: Array, w: Weights, c: Fields) -> Array:
     """
     heads = c["num_heads"]
     q, k = (
-        unit(split(convolved(projected(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), heads), 1e-6)
+        unit(split(convolved(linear(x, w, f"{n}_proj"), w[f"{n}_conv1d.weight"]), heads), 1e-6)
         for n in "qk"
     )
-    v = split(projected(x, w, "v_proj"), heads)
-    beta, gamma = sigmoid(projected(x, w, "b_proj")), sigmoid(projected(x, w, "a_proj"))
+    v = split(linear(x, w, "v_proj"), heads)
+    beta, gamma = sigmoid(linear(x, w, "b_proj")), sigmoid(linear(x, w, "a_proj"))
     ridge = (softplus(w["lambda_params"]) + c["lambda_lower_bound"]).reshape(heads, -1)
-    H, G, o = np.zeros((*q.shape[::2], q.shape[3], q.shape[3])), 0.0, np.zeros_like(v)
-    for t in range(x.shape[1]):
-        now, written = gamma[:, t, :, None, None], beta[:, t, :, None] * k[:, t]
-        H, G = now * H + outer(written, k[:, t]), now * G + outer(written, v[:, t])
-        solved = np.linalg.solve(
-            H + ridge[None, :, :, None] * np.eye(q.shape[3]), q[:, t, :, :, None]
-        )
-        o[:, t] = np.einsum("bhk,bhkv->bhv", solved[..., 0], G)
-    return projected(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
+    o, _ = rules.mesa(q, k, v, beta[..., None], ridge[None, None], np.log(gamma)[..., None])
+    return linear(join(rms_norm(o, w["o_norm.weight"], c["norm_eps"])), w, "o_proj")
 
 
 # the models ---------------------------------------------------------------------------------------

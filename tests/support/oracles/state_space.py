@@ -13,6 +13,7 @@ import numpy as np
 
 from oracles.layers import convolution, join, layer_norm, linear, sigmoid, silu, softplus, split
 from oracles.rules import Array
+from oracles.rwkv7 import shifted
 
 Parameters = dict[str, Array]
 
@@ -161,25 +162,42 @@ def mamba2(
     """h_t = e^(-aΔ_t) h_{t-1} + Δ_t B_t x_tᵀ ;  y_t = C_t h_t + D x_t ;  RMSNorm(y ⊙ SiLU(z)) by
     group.
     """
+    x, B, C, delta = mamba2_streams(u, p, heads, groups)
+    kept = np.exp(-delta * np.exp(p["log_a"])) if decays else np.ones_like(delta)
+    y = ssd(x, B, C, kept, delta if scaled else np.ones_like(delta), p["D"])
+    return mamba2_output(y, u, p, groups, eps)
+
+
+def mamba2_streams(
+    u: Array, p: Parameters, heads: int, groups: int
+) -> tuple[Array, Array, Array, Array]:
+    """x, B, C and Δ."""
     width = p["W_z.weight"].shape[0]
     n = (p["W_xBC.weight"].shape[0] - width) // (2 * groups)
     xBC = silu(convolution(linear(u, p, "W_xBC"), p["conv.weight"]) + p["conv_bias"])
     x, B, C = xBC[..., :width], xBC[..., width : width + groups * n], xBC[..., width + groups * n :]
     x, B, C = split(x, heads), split(B, groups), split(C, groups)
-    delta = softplus(linear(u, p, "W_Delta"))
-    y = np.zeros_like(x)
-    for b in range(u.shape[0]):
-        for head in range(heads):
-            h, group = np.zeros((n, x.shape[3])), head // (heads // groups)
-            for t in range(u.shape[1]):
-                step = delta[b, t, head]
-                kept = np.exp(-step * np.exp(p["log_a"][head])) if decays else 1
-                written = step if scaled else 1
-                h = kept * h + written * np.outer(B[b, t, group], x[b, t, head])
-                y[b, t, head] = C[b, t, group] @ h + p["D"][head] * x[b, t, head]
+    return x, B, C, softplus(linear(u, p, "W_Delta"))
+
+
+def mamba2_output(y: Array, u: Array, p: Parameters, groups: int, eps: float) -> Array:
     y = split(join(y) * silu(linear(u, p, "W_z")), groups)
     y = join(y / np.sqrt((y**2).mean(-1, keepdims=True) + eps)) * p["w_norm"]
     return linear(y, p, "W_o")
+
+
+def ssd(x: Array, B: Array, C: Array, kept: Array, written: Array, D: Array) -> Array:
+    """h_t = kept_t h_{t-1} + written_t B_t x_tᵀ ;  y_t = C_t h_t + D x_t, of heads that share B and
+    C by groups.
+    """
+    y, served = np.zeros_like(x), x.shape[2] // B.shape[2]
+    for b, head in np.ndindex(x.shape[0], x.shape[2]):
+        h, group = np.zeros((B.shape[3], x.shape[3])), head // served
+        for t in range(x.shape[1]):
+            at = (b, t, head)
+            h = kept[at] * h + written[at] * np.outer(B[b, t, group], x[at])
+            y[at] = C[b, t, group] @ h + D[head] * x[at]
+    return y
 
 
 def rglru(
@@ -257,13 +275,12 @@ def rwkv4_channel(x: Array, p: Parameters) -> Array:
 
 def rwkv6(x: Array, p: Parameters, heads: int = 4, eps: float = 1e-5) -> Array:
     """2404.05892: wkv_t = diag(u) kᵀv + S, then S = diag(exp(-exp(d_t))) S + kᵀv."""
-    before = np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], 1)
 
     def ddlerp(number: int) -> Array:
-        between = x + (before - x) * p["mu_z"]
+        between = shifted(x, p["mu_z"])
         rank = p["M_2"].shape[1]
         A = p["M_1.weight"].T[:, number * rank : (number + 1) * rank]
-        return x + (before - x) * (p["mu"][number] + np.tanh(between @ A) @ p["M_2"][number])
+        return shifted(x, p["mu"][number] + np.tanh(between @ A) @ p["M_2"][number])
 
     r, w, k, v, g = (ddlerp(number) for number in range(5))
     d = linear(np.tanh(linear(w, p, "W_alpha_1")), p, "W_alpha_2")
