@@ -254,6 +254,7 @@ class DeltaMixer(Mixer):
 
     Attributes:
         heads: of q and k
+        served: how many heads v has for each of them
         scale: of q
         largest: of β = largest · σ(x W_β): 2 has eigenvalues of I - β kᵀk down to -1
         floor: of L2, see `l2_normalize`
@@ -277,7 +278,7 @@ class DeltaMixer(Mixer):
             width: of a head's keys
         """
         super().__init__(d)
-        self.heads, self.scale, self.floor = heads, width**-0.5, floor
+        self.heads, self.served, self.scale, self.floor = heads, 1, width**-0.5, floor
         self.largest = 2.0 if negative else 1.0
 
     def add_layers(self, **widths: int) -> None:
@@ -292,12 +293,22 @@ class DeltaMixer(Mixer):
             setattr(self, f"conv_{name}", ShortConvolution(layer.out_features, size))
 
     def convolve(
-        self, past: TokenContext, q: Tensor, k: Tensor, v: Tensor, heads: int | None = None
+        self, past: TokenContext, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """SiLU(conv(·)) of each, by heads; v has as many as q and k, or `heads`."""
+        """SiLU(conv(·)) of each, by heads."""
         q = split_heads(self.conv_q(with_room(q), past, silu=True), self.heads)
         k = split_heads(self.conv_k(with_room(k), past, silu=True), self.heads)
-        return q, k, split_heads(self.conv_v(v, past, silu=True), heads or self.heads)
+        return q, k, split_heads(self.conv_v(v, past, silu=True), self.heads * self.served)
+
+    def streams(
+        self, past: TokenContext, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """L2(SiLU(conv(·))) of q, which is scaled, and of k, with a head for each of v's; and v."""
+        q, k, v = self.convolve(past, q, k, v)
+        q, k = self.normalize(q, k)
+        if self.served > 1:
+            q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
+        return q * self.scale, k, v
 
     def normalize(self, *streams: Tensor) -> list[Tensor]:
         """L2 of each."""

@@ -33,10 +33,7 @@ class CosFormer(Mixer):
         super().__init__(d)
         self.heads, self.length = heads, length
         head_width("d", d, heads)
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
-        self.W_o = Linear(d, d, bias=False)
+        self.W_q, self.W_k, self.W_v, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
         self.norm = nn.Identity()
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Normalized, None]:

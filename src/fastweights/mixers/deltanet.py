@@ -40,6 +40,4 @@ class DeltaNet(DeltaMixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, None]:
         q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
-        q, k, v = self.convolve(past, q, k, v)
-        q, k = self.normalize(q, k)
-        return Delta(q * self.scale, k, v, self.beta(beta)), None
+        return Delta(*self.streams(past, q, k, v), self.beta(beta)), None

@@ -71,12 +71,9 @@ class GatedDeltaNet(DeltaMixer):
         q, k, v, beta, alpha, gate = project_each(
             x, self.W_q, self.W_k, self.W_v, self.W_beta, self.W_alpha, self.W_g
         )
-        q, k, v = self.convolve(past, q, k, v, self.heads * self.served)
-        q, k = self.normalize(q, k)
-        if self.served > 1:
-            q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
+        streams = self.streams(past, q, k, v)
         log_alpha = softplus_decay(alpha, self.log_a, self.b_alpha)
-        return Delta(q * self.scale, k, v, self.beta(beta), log_alpha), SiLUGate(gate)
+        return Delta(*streams, self.beta(beta), log_alpha), SiLUGate(gate)
 
 
 class LogLinearGatedDeltaNet(GatedDeltaNet):

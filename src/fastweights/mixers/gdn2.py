@@ -60,9 +60,7 @@ class GatedDeltaNet2(DeltaMixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[DPLR, Tensor]:
         q, k, v, erase, write = project_each(x, self.W_q, self.W_k, self.W_v, self.W_b, self.W_w)
-        q, k, v = self.convolve(past, q, k, with_room(v))
-        q, k = self.normalize(q, k)
-        q = q * self.scale
+        q, k, v = self.streams(past, q, k, with_room(v))
         a = self.largest * split_heads(with_room(erase).sigmoid(), self.heads) * k
         v = split_heads(with_room(write).sigmoid(), self.heads) * v
         rule = DPLR(q, k, v, a, None, self.decay(self.W_alpha(x)))

@@ -18,8 +18,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Slots
-from fastweights.recurrence.base import ShapeError
+from fastweights.recurrence import ShapeError, Slots
 from fastweights.shapes import Embedded, Output
 
 

@@ -17,8 +17,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
 from fastweights.systems import DiagonalSystem, as_complex, linear_start, pairs, zero_order
 

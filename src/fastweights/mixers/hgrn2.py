@@ -48,10 +48,7 @@ class HGRN2(Mixer):
         head_width("d", d, heads)
         self.heads, self.lower_bound = heads, require_fraction("lower_bound", lower_bound or 0.0)
         self.b_beta = nn.Parameter(torch.empty(d)) if lower_bound is None else None
-        self.W_q = Linear(d, d, bias=False)
-        self.W_f = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
-        self.W_o = Linear(d, d, bias=False)
+        self.W_q, self.W_f, self.W_v, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
         self.norm = WholeNorm(d, center=False, affine=True, eps=eps)
         self.reset_parameters()
 

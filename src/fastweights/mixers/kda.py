@@ -74,11 +74,8 @@ class KDA(DeltaMixer):
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Delta, Tensor]:
         q, k, v, beta = project_each(x, self.W_q, self.W_k, self.W_v, self.W_beta)
-        q, k, v = self.convolve(past, q, k, v, self.heads * self.served)
-        q, k = self.normalize(q, k)
-        if self.served > 1:
-            q, k = (s.repeat_interleave(self.served, dim=2) for s in (q, k))
-        rule = Delta(q * self.scale, k, v, self.beta(beta), self._log_decay(x))
+        streams = self.streams(past, q, k, v)
+        rule = Delta(*streams, self.beta(beta), self._log_decay(x))
         return rule, self.W_g(x).sigmoid()
 
     def _log_decay(self, x: Embedded) -> Tensor:

@@ -49,10 +49,7 @@ class Lightning(Mixer):
         super().__init__(d)
         inner = heads * (head_width("d", d, heads) if width is None else width)
         self.heads, self.depth = heads, require_fraction("depth", depth)
-        self.W_q = Linear(d, inner, bias=False)
-        self.W_k = Linear(d, inner, bias=False)
-        self.W_v = Linear(d, inner, bias=False)
-        self.W_g = Linear(d, inner, bias=False)
+        self.W_q, self.W_k, self.W_v, self.W_g = (Linear(d, inner, bias=False) for _ in range(4))
         self.W_o = Linear(inner, d, bias=False)
         self.norm = WholeNorm(inner, center=False, affine=True, eps=eps)
 

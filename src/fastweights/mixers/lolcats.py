@@ -19,8 +19,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, CountOrZero
 from fastweights.mixer import Mixer
-from fastweights.recurrence import WindowedLinear
-from fastweights.recurrence.base import ShapeError
+from fastweights.recurrence import ShapeError, WindowedLinear
 from fastweights.shapes import Embedded
 
 

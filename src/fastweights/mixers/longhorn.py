@@ -64,7 +64,6 @@ class Longhorn(Mixer):
         gate = torch.cat([F.silu(with_room(gate)), x], dim=-1)
         return Decay(q[:, :, None], k[:, :, None], v, log_alpha), gate
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         gate, x = gate.chunk(2, dim=-1)
         return self.W_o((o.flatten(-2) + self.D * x) * gate)

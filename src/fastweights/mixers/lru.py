@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from fastweights.layers import Linear, TokenContext, WideParameters, bounded_exp
 from fastweights.layers.arguments import Count, NonNegative
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
 from fastweights.systems import as_complex_channels, as_real
 
@@ -69,6 +68,5 @@ class LRU(WideParameters, Mixer):
         v = bounded_exp(self.gamma) * as_complex_channels(self.W_B(x))
         return Decay(one, one, v[..., None], log_alpha[None, None, :, None]), x
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         return self.W_o(as_real(o.squeeze(-1)).to(gate.dtype)) + self.D * gate

@@ -19,8 +19,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Selective
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Recurrence, Selective
 from fastweights.shapes import Embedded, Output
 
 
@@ -91,7 +90,6 @@ class Mamba(Mixer):
         record = Selective(q[:, :, None], k[:, :, None], v[..., None], -delta[..., None], rate)
         return record, torch.cat([gate, x], dim=-1)
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         gate, x = gate.chunk(2, dim=-1)
         return self.W_o((o.flatten(-2) + self.D * x) * gate)

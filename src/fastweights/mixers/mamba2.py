@@ -102,8 +102,7 @@ class Mamba2(Mixer):
         x = split_heads(x, self.groups)
         return x if self.groups == 1 else x.repeat_interleave(self.heads // self.groups, dim=2)
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         gate, u = gate.chunk(2, dim=-1)
         o = (o + self.D[:, None] * split_heads(u, self.heads)).flatten(-2) * gate
         o = self.norm(split_heads(o, self.groups)).flatten(-2)

@@ -88,8 +88,7 @@ class Mamba3(Mixer):
         x = norm(split_heads(x, self.parts)).repeat_interleave(self.served, -2) + bias
         return as_complex_channels(x).unflatten(-2, (self.rank, self.heads))
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         z, v = (split_heads(s, self.heads) for s in gate.chunk(2, dim=-1))
         o = o.real.to(v.dtype).unflatten(-1, (self.rank, -1)).transpose(2, 3)
         y = o + self.D[:, None] * self.ranks.spread(v)

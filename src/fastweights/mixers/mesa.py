@@ -67,9 +67,7 @@ class MesaLayer(Mixer):
         width = head_width("d", d, heads)
         self.heads, self.bound, self.floor, self.random_steps = heads, bound, floor, random_steps
         self.solver: Solver = ConjugateGradient(steps, tol)
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
+        self.W_q, self.W_k, self.W_v = (Linear(d, d, bias=False) for _ in range(3))
         self.W_gamma = Linear(d, heads)
         self.W_beta = Linear(d, heads)
         self.W_o = Linear(d, d, bias=False)

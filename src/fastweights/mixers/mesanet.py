@@ -22,8 +22,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Amplified, Decay, Delta, Normalized
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Amplified, Decay, Delta, Normalized, Recurrence
 from fastweights.recurrence.streams import with_room
 from fastweights.shapes import Embedded
 

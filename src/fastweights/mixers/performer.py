@@ -32,10 +32,7 @@ class Performer(Mixer):
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads, self.scale = heads, width**-0.25
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
-        self.W_o = Linear(d, d, bias=False)
+        self.W_q, self.W_k, self.W_v, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
         self.phi = PositiveRandom(width, features, seed)
         self.norm = nn.Identity()
 

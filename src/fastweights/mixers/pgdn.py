@@ -41,15 +41,14 @@ class _PreconditionedMixer(DeltaMixer):
         """c = -0.2."""
         nn.init.constant_(self.center, -0.2)
 
-    def _rule(self, past: TokenContext, streams: list[Tensor], alpha: Tensor) -> Preconditioned:
+    def _rule(self, past: TokenContext, projected: list[Tensor], alpha: Tensor) -> Preconditioned:
         """Of x W_q, x W_k, x W_v, x W_beta, x W_rho and x W_gamma, and what opens the decay."""
-        q, k, v, beta, rate, gamma = streams
-        q, k, v = self.convolve(past, q, k, v)
-        q, k = self.normalize(q, k)
+        q, k, v, beta, rate, gamma = projected
+        streams = self.streams(past, q, k, v)
         rate, center = with_room(rate).sigmoid()[..., None], self.center[None, None, :, None]
         curvature = (rate, self.fade(gamma), center, self.spread)
         decay = self.decay(alpha)
-        return Preconditioned(q * self.scale, k, v, self.beta(beta), decay, *curvature)
+        return Preconditioned(*streams, self.beta(beta), decay, *curvature)
 
 
 class PreconditionedGatedDeltaNet(_PreconditionedMixer):

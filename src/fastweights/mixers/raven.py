@@ -23,8 +23,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Slots
-from fastweights.recurrence.base import ShapeError
+from fastweights.recurrence import ShapeError, Slots
 from fastweights.shapes import Embedded, Output
 
 

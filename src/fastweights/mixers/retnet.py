@@ -17,8 +17,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import ShapeError
+from fastweights.recurrence import Decay, ShapeError
 from fastweights.shapes import Embedded
 
 

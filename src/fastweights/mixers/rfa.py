@@ -47,10 +47,7 @@ class RFA(Mixer):
         super().__init__(d)
         width = head_width("d", d, heads)
         self.heads = heads
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
-        self.W_o = Linear(d, d, bias=False)
+        self.W_q, self.W_k, self.W_v, self.W_o = (Linear(d, d, bias=False) for _ in range(4))
         self.W_alpha = Linear(d, heads) if gated else None
         self.phi = RandomFourier(heads, width, features, seed)
         self.norm = nn.Identity()

@@ -74,7 +74,6 @@ class Rodimus(Mixer):
         gate = torch.cat([F.silu(gate), h], dim=-1)
         return Decay(*(s[:, :, None] for s in streams)), gate
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         gate, h = gate.chunk(2, dim=-1)
         return self.W_o(self.norm((o.flatten(-2) + self.D * h) * gate))

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from fastweights.layers import Linear, TokenContext, TokenShift, project_pairs
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
 
 
@@ -43,6 +42,5 @@ class RWKV4Channel(Mixer):
         one = torch.ones_like(v[:1, :1, :1, None])
         return Decay(one, one, v[:, :, None], torch.full_like(one, -torch.inf)), gate
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         return self.W_o(o.flatten(-2)) * gate

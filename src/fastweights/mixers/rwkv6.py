@@ -93,6 +93,5 @@ class RWKV6(Mixer):
         share = self.mu + torch.einsum("btnr,nrd->btnd", z, self.M_2)
         return torch.addcmul(x[:, :, None], change[:, :, None], share).unbind(2)
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         return self.W_o((self.norm(o).flatten(-2) * self.w_norm + self.b_norm) * gate)

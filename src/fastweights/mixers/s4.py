@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from fastweights.layers import Linear, TokenContext, gated_halves
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import DPLR
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import DPLR, Recurrence
 from fastweights.shapes import Embedded, Output
 from fastweights.systems import (
     DiagonalSystem,
@@ -64,8 +63,7 @@ class S4(Mixer):
         q, k, a, b, log_alpha = (s[None, None] for s in (C, k, a, b, log_alpha))
         return DPLR(q, k, x[..., None], a, b, log_alpha, before=True), x
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         y = o.real.squeeze(-1).to(gate.dtype) + self.D * gate
         return gated_halves(self.W_o(F.gelu(y)))
 

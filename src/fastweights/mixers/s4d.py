@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from fastweights.layers import Linear, TokenContext, gated_halves
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
 from fastweights.systems import (
     DiagonalSystem,

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from fastweights.layers import Linear, TokenContext
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Decay
-from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence import Decay, Recurrence
 from fastweights.shapes import Embedded, Output
 from fastweights.systems import (
     DiagonalSystem,
@@ -56,7 +55,6 @@ class S5(Mixer):
             one, one, (B * as_complex_channels(self.W_B(x)))[..., None], log_alpha.T[None, None]
         ), x
 
-    def read(self, o: Output, gate: Tensor | None, recurrence: Recurrence) -> Embedded:
-        assert gate is not None
+    def read(self, o: Output, gate: Tensor, recurrence: Recurrence) -> Embedded:
         y = F.gelu(self.W_o(as_real(o.squeeze(-1)).to(gate.dtype)) + self.D * gate)
         return y * self.W_g(y).sigmoid()

@@ -21,8 +21,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Softmax
-from fastweights.recurrence.base import Recurrence, ShapeError
+from fastweights.recurrence import Recurrence, ShapeError, Softmax
 from fastweights.shapes import Embedded, Output
 
 

@@ -20,8 +20,7 @@ from fastweights.layers import (
 )
 from fastweights.layers.arguments import Count, NonNegative, Positive
 from fastweights.mixer import Mixer
-from fastweights.recurrence import Softmax
-from fastweights.recurrence.base import ShapeError
+from fastweights.recurrence import ShapeError, Softmax
 from fastweights.shapes import Embedded
 
 

@@ -56,11 +56,9 @@ class TransNormer(WideParameters, Mixer):
             require_fraction("depth", depth),
             choose("feature_map", feature_map, MAPS),
         )
-        self.W_q = Linear(d, d, bias=False)
-        self.W_k = Linear(d, d, bias=False)
-        self.W_v = Linear(d, d, bias=False)
-        self.W_u = Linear(d, d, bias=False)
-        self.W_o = Linear(d, d, bias=False)
+        self.W_q, self.W_k, self.W_v, self.W_u, self.W_o = (
+            Linear(d, d, bias=False) for _ in range(5)
+        )
         self.theta = nn.Parameter(torch.empty(heads, width))
         self.norm = WholeNorm(d, center=False, affine=False)
         self.reset_parameters()
