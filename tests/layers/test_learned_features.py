@@ -19,13 +19,14 @@ from fastweights.features import (
     SkipFeatures,
     SkipRelu,
 )
+from oracles.attention import elu_plus_one, relu
 from tolerances import array, assert_close
 
 MAPS: list[tuple[type[LearnedFeatures], Callable[[np.ndarray], np.ndarray]]] = [
     (Hedgehog, lambda z: np.exp(z) / np.exp(z).sum(-1, keepdims=True)),
     (Exponential, np.exp),
-    (Elu, lambda z: np.where(z > 0, z + 1, np.exp(z))),
-    (Relu, lambda z: np.maximum(z, 0)),
+    (Elu, elu_plus_one),
+    (Relu, relu),
 ]
 each_map = pytest.mark.parametrize(("kind", "f"), MAPS, ids=[kind.__name__ for kind, _ in MAPS])
 
@@ -56,8 +57,8 @@ def test_features_start_from_the_identity(
 
 SKIPS: list[tuple[type[SkipFeatures], Callable[[np.ndarray], np.ndarray]]] = [
     (SkipExponential, np.exp),
-    (SkipElu, lambda z: np.where(z > 0, z + 1, np.exp(z))),
-    (SkipRelu, lambda z: np.maximum(z, 0)),
+    (SkipElu, elu_plus_one),
+    (SkipRelu, relu),
 ]
 
 

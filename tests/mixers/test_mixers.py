@@ -113,7 +113,7 @@ LAYERS = [
     ),
     layer("lolcats", layers.lolcats, heads=4, kv_heads=2, window=3),
     layer("lolcats", layers.lolcats, heads=2, window=3, shared=False),
-    layer("linear", layers.linear_attention, heads=2),
+    layer("linear", attention.linear_attention, heads=2),
     layer("shortconv", attention.shortconv),
     layer("shortconv", attention.shortconv, conv=4, bias=True),
     layer("linear", attention.relu_attention, heads=4, feature_map="relu", keys=8),

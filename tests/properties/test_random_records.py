@@ -75,6 +75,12 @@ class Drawn:
         assert torch.isfinite(got).all(), f"{what} is not finite"
         assert error(got, want, max(self.scale, 1e-30)) <= TOLERANCE[self.dtype], what
 
+    def compare_states(self, got: Any, want: Any) -> None:
+        """What the rule compares of them."""
+        plain = self.case.plain
+        for ours, theirs in zip(parts(plain(got)), parts(plain(want)), strict=True):
+            self.compare(ours, theirs, "state")
+
 
 def drawn(
     cases: list[Case] = CASES, dtypes: st.SearchStrategy[torch.dtype] = DTYPES, **fixed: Any
@@ -106,9 +112,7 @@ def test_every_method_is_the_rule_token_by_token(drawn: Drawn, method: Method, b
     want, after = evaluate(drawn.case.rule(**in_float64(streams)), start, Recurrent())
     got, reached = evaluate(drawn.case.rule(**streams), state, method)
     drawn.compare(got, want, "o")
-    plain = drawn.case.plain
-    for ours, theirs in zip(parts(plain(reached)), parts(plain(after)), strict=True):
-        drawn.compare(ours, theirs, "state")
+    drawn.compare_states(reached, after)
 
 
 @law(calls=500, drawn=drawn(dtypes=st.just(torch.bfloat16), scale=1.0), method=METHODS)
@@ -129,9 +133,7 @@ def test_a_record_may_be_cut_anywhere(
     first, state = evaluate(record[:cut], None, methods[0])
     second, reached = evaluate(record[cut:], state, methods[1])
     drawn.compare(torch.cat([first, second], 1), whole, "o")
-    plain = drawn.case.plain
-    for ours, theirs in zip(parts(plain(reached)), parts(plain(end)), strict=True):
-        drawn.compare(ours, theirs, "state")
+    drawn.compare_states(reached, end)
 
 
 def one_row(streams: Streams, tokens: Tensor) -> Streams:
@@ -151,9 +153,7 @@ def test_padding_leaves_no_trace(drawn: Drawn, shape: Shape, method: Method, sha
     want, after = evaluate(alone.case.rule(**one_row(streams, mask[0])), None, Recurrent())
     alone.compare(got[:, mask[0]], want, "o")
     if alone.case in LINEAR:
-        plain = alone.case.plain
-        for ours, theirs in zip(parts(plain(state)), parts(plain(after)), strict=True):
-            alone.compare(ours, theirs, "state")
+        alone.compare_states(state, after)
 
 
 @pytest.mark.long
@@ -217,9 +217,7 @@ def test_an_axis_of_length_one_is_an_expanded_one(
     got, reached = evaluate(drawn.case.rule(**short), None, method)
     want, after = evaluate(drawn.case.rule(**in_float64(whole)), None, Recurrent())
     drawn.compare(got, want, "o")
-    plain = drawn.case.plain
-    for ours, theirs in zip(parts(plain(reached)), parts(plain(after)), strict=True):
-        drawn.compare(ours, theirs, "state")
+    drawn.compare_states(reached, after)
 
 
 @law(calls=600, drawn=drawn(), method=METHODS | st.just(Recurrent()))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_own_rule import Gated
 
+from beside import SOME
 from cases import CASES, WITHOUT_EFFECT, Case, Shape, parts
 from fastweights.methods import Auto, Chunkwise, evaluate
 from fastweights.recurrence import Decay, Mesa, NoFiniteFormError, Recurrence, ShermanMorrison
@@ -30,11 +31,14 @@ FINITE = [c for c in CASES if c.name not in WITHOUT_EFFECT]
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("case", FINITE, ids=str)
+@pytest.mark.parametrize("case", [*FINITE, *SOME], ids=str)
 def test_effects_lead_to_the_same_state(case: Case, view: str) -> None:
     record = VIEWS[view](case.rule(**case.streams(SHAPE)))
     start = case.adjust(case.start(SHAPE))
     check(record, record[:LENGTH].adopt(start))
+    if case in SOME:  # whose first tokens may be sinks
+        check(record, record.initial_state())
+        check(record, evaluate(record[:1])[1])
 
 
 def check(record: Recurrence, start) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from cases import CASES, LINEAR, MAPPED, METHODS, Case, Shape, State, Streams, cast, each, parts
-from checks import as_tensors, check, check_gradients, check_states, gradients, oracle
+from cases import CASES, LINEAR, MAPPED, METHODS, Case, Shape, Streams, cast, parts
+from checks import (
+    PACKED,
+    as_tensors,
+    check,
+    check_documents,
+    check_gradients,
+    check_padding,
+    check_states,
+    gradients,
+    oracle,
+)
 from fastweights.kernels import only, takers
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.recurrence import (
@@ -292,13 +301,6 @@ def test_a_bonus_is_linear_across_a_reset() -> None:
     )
 
 
-def test_only_what_is_written_can_be_amplified() -> None:
-    case = next(c for c in CASES if c.name == "normalized-delta")
-    record = case.rule(**case.streams())
-    with pytest.raises(TypeError, match="erase as well as write"):
-        Amplified(record, record.inner.beta)
-
-
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name.startswith("windowed")], ids=str
 )
@@ -336,48 +338,13 @@ def test_padding_is_as_if_absent(case: Case) -> None:
     mask[2] = False
     padded = replace(case, rule=lambda **streams: case.rule(**streams).keep(mask))
     check_gradients(padded, streams, state, torch.float64, Chunkwise(4), Auto())
-    more = case.streams(replace(shape, t=3), seed=9)
-    for method in (Recurrent(), Chunkwise(4), Auto()):
-        o, final = evaluate(case.rule(**streams).keep(mask), state, method)
-        continued, _ = evaluate(case.rule(**more), final, method)
-        for row in range(4):
-            alone, kept = slice(row, row + 1), mask[row]
-            tokens = {n: s[alone, kept] if s.dim() == 4 else s for n, s in streams.items()}
-            want, end = evaluate(
-                case.rule(**tokens), each(state, lambda s, one=alone: s[one]), Recurrent()
-            )
-            assert_close(o[alone, kept], want, "o")
-            follow = case.rule(**{n: s[alone] if s.dim() == 4 else s for n, s in more.items()})
-            assert_close(continued[alone], evaluate(follow, end, Recurrent())[0], "continuation")
-            if case in LINEAR:
-                check_states(
-                    each(case.plain(final), lambda s, one=alone: s[one]),
-                    case.plain(end),
-                    torch.float64,
-                )
-        assert torch.isfinite(o).all()
+    check_padding(case, shape, state, mask, states=case in LINEAR)
 
 
 @each_kind
 def test_packed_documents_do_not_see_each_other(case: Case) -> None:
     shape = Shape(b=1, t=11)
-    streams, state = case.streams(shape), case.start(shape)
-    bounds = [0, 3, 4, 9, 11]
-    ids = torch.tensor([[7, 7, 7, 2, 5, 5, 5, 5, 5, 7, 7]])
-    packed = replace(case, rule=lambda **streams: case.rule(**streams).segments(ids))
-    check_gradients(packed, streams, state, torch.float64, Chunkwise(4), Auto())
-    more = case.rule(**case.streams(replace(shape, t=3), seed=9))
-    for method in (Recurrent(), Chunkwise(4), Auto()):
-        o, final = evaluate(case.rule(**streams).segments(ids), state, method)
-        end: State | None = state
-        for start, stop in pairwise(bounds):
-            document = case.rule(
-                **{n: s[:, start:stop] if s.dim() == 4 else s for n, s in streams.items()}
-            )
-            want, end = evaluate(document, state if start == 0 else None, Recurrent())
-            assert_close(o[:, start:stop], want, "o")
-        assert_close(
-            evaluate(more, final, method)[0], evaluate(more, end, Recurrent())[0], "continuation"
-        )
-        if case in LINEAR:
-            check_states(case.plain(final), case.plain(end), torch.float64)
+    state = case.start(shape)
+    packed = replace(case, rule=lambda **streams: case.rule(**streams).segments(PACKED))
+    check_gradients(packed, case.streams(shape), state, torch.float64, Chunkwise(4), Auto())
+    check_documents(case, state, states=case in LINEAR)

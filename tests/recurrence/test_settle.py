@@ -4,48 +4,28 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from beside import beside_window
+from cases import CASES, Case, Shape, State, parts
 from fastweights.methods import evaluate
-from fastweights.recurrence import Decay, Normalized, Recurrence, Softmax, Windowed, WindowedLinear
-from fastweights.recurrence.base import NoFiniteFormError
+from fastweights.recurrence import NoFiniteFormError
 
-B, T, H, G, K = 2, 17, 4, 2, 3
-
-
-def _stream(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def _records() -> dict[str, Recurrence]:
-    q, k, v = _stream(0, B, T, H, K), _stream(1, B, T, G, K), _stream(2, B, T, G, K)
-    decay, mix = F.logsigmoid(_stream(3, B, T, H, 1)), _stream(4, B, T, H, 1).sigmoid()
-    fq, fk, wide = q.exp(), _stream(5, B, T, H, K).exp(), _stream(6, B, T, H, K)
-    rule = Normalized(Decay(fq, fk, wide, decay))
-    return {
-        "softmax": Softmax(q, k, v, window=5),
-        "softmax of one": Softmax(q, k, v, window=1),
-        "with a decay": Softmax(q, k, v, window=5, log_decay=decay),
-        "lolcats": WindowedLinear(q, k, v, fq, k.exp(), mix, window=5),
-        "no window": WindowedLinear(q, k, v, fq, k.exp(), mix, window=0),
-        "windowed": Windowed(rule, q, k, v, mix, window=5),
-        "with sinks": Windowed(rule, q, k, v, mix, window=5, sinks=3),
-        "sinks alone": Windowed(rule, q, k, v, mix, window=0, sinks=3),
-        "decay": rule,
-    }
+SHAPE = Shape(t=17, h=4)
+NAMED = {case.name: case for case in CASES}
+SETTLING = [
+    *(NAMED[name] for name in ("softmax-window", "softmax-window-1", "softmax-decay-window")),
+    *(NAMED[name] for name in ("windowed-5", "windowed-0", "normalized-scalar")),
+    *(beside_window("gla", *sizes) for sizes in ((5, 0), (5, 3), (0, 3))),
+]
 
 
-RECORDS = _records()
+def _shapes(state: State) -> list[torch.Size]:
+    return [part.shape for part in parts(state)]
 
 
-def _shapes(state: object) -> list[torch.Size]:
-    return [part.shape for part in (state if isinstance(state, tuple) else (state,))]
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_what_follows_a_settled_state_is_what_follows_the_state(name: str) -> None:
-    record = RECORDS[name]
+@pytest.mark.parametrize("case", SETTLING, ids=str)
+def test_what_follows_a_settled_state_is_what_follows_the_state(case: Case) -> None:
+    record = case.rule(**case.streams(SHAPE))
     expected, _ = evaluate(record)
     shapes = _shapes(record.settle(record.initial_state()))
     for first in (0, 1, 3, 6, 12):
@@ -60,7 +40,6 @@ def test_what_follows_a_settled_state_is_what_follows_the_state(name: str) -> No
 
 
 def test_a_cache_that_grows_for_ever_does_not_settle() -> None:
-    q, k, v = _stream(0, B, T, H, K), _stream(1, B, T, G, K), _stream(2, B, T, G, K)
-    record = Softmax(q, k, v)
+    record = NAMED["softmax"].rule(**NAMED["softmax"].streams())
     with pytest.raises(NoFiniteFormError, match="give it a window"):
         record.settle(record.initial_state())

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from beside import RULES, beside_window
-from cases import Case, Shape, cast, each, group_features, parts
+from beside import RULES, SOME, beside_window
+from cases import Case, Shape, cast, group_features
 from cases import features as query_features
-from checks import as_tensors, check, check_gradients, check_states
+from checks import as_tensors, check, check_documents, check_gradients, check_padding, check_states
 from fastweights.kernels import explain
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.recurrence import (
@@ -27,7 +26,7 @@ from fastweights.recurrence import (
     Windowed,
     WindowedLinear,
 )
-from tolerances import assert_close, error
+from tolerances import assert_close
 
 pytestmark = pytest.mark.sampled
 
@@ -36,10 +35,6 @@ WINDOWS = ((0, 0), (1, 0), (5, 0), (0, 2), (3, 2))
 """Windows, and sinks beside them."""
 SEVERAL = ("gla", "kda")
 """Rules with and without a normaliser of their own, which meet every window."""
-SOME = [
-    beside_window(name, *sizes)
-    for name, sizes in product(("gla", "gla-own", "kda", "mesa"), ((2, 0), (3, 2)))
-]
 METHODS: tuple[Method, ...] = (Recurrent(), Chunkwise(4), Parallel(), Auto())
 MASK = torch.rand(2, 22, generator=Generator().manual_seed(3)) < 0.7
 IDS = torch.tensor([[0] * 3 + [1] * 7 + [2] * 12, [0] * 22])
@@ -120,53 +115,14 @@ def test_blocks_of_queries_are_the_definition(name: str) -> None:
 
 @some_cases
 def test_padding_is_as_if_absent(case: Case) -> None:
-    streams, state = case.streams(Shape(t=11)), case.start(SHAPE)
     mask = MASK[:, :11].clone()
     mask[1] = torch.arange(11) >= 4
-    later = case.streams(Shape(t=3), seed=9)
-    more = case.rule(**later)
-    for method in (Recurrent(), Chunkwise(4), Auto()):
-        o, final = evaluate(case.rule(**streams).keep(mask), state, method)
-        continued, _ = evaluate(more, final, method)
-        assert torch.isfinite(o).all()
-        for row in range(2):
-            alone, kept = slice(row, row + 1), mask[row]
-            tokens = {n: _at(s, alone, kept) for n, s in streams.items()}
-            before = each(state, lambda s, one=alone: s[one])
-            want, end = evaluate(case.rule(**tokens), before, Recurrent())
-            assert_close(o[alone, kept], want, "o")
-            check_states(each(final, lambda s, one=alone: s[one]), end, torch.float64)
-            follow = case.rule(
-                **{
-                    n: _at(s, alone, slice(None))
-                    for n, s in case.streams(Shape(t=3), seed=9).items()
-                }
-            )
-            assert_close(continued[alone], evaluate(follow, end, Recurrent())[0], "continuation")
-
-
-def _at(stream: Tensor, rows: slice, tokens: Any) -> Tensor:
-    """Of a stream that may be constant over the batch, in time, or both."""
-    if stream.dim() != 4:
-        return stream
-    stream = stream[rows] if stream.shape[0] > 1 else stream
-    return stream[:, tokens] if stream.shape[1] > 1 else stream
+    check_padding(case, Shape(t=11), case.start(SHAPE), mask, states=True)
 
 
 @some_cases
 def test_packed_documents_do_not_see_each_other(case: Case) -> None:
-    streams = case.streams(Shape(b=1, t=11))
-    ids = torch.tensor([[7, 7, 7, 2, 5, 5, 5, 5, 5, 7, 7]])
-    for method in (Recurrent(), Chunkwise(4), Auto()):
-        o, final = evaluate(case.rule(**streams).segments(ids), None, method)
-        end: Any = None
-        for start, stop in ((0, 3), (3, 4), (4, 9), (9, 11)):
-            document = {n: _at(s, slice(None), slice(start, stop)) for n, s in streams.items()}
-            want, end = evaluate(case.rule(**document), None, Recurrent())
-            assert_close(o[:, start:stop], want, "o")
-        more = case.rule(**case.streams(Shape(b=1, t=9), seed=9))
-        got, want = evaluate(more, final, method)[0], evaluate(more, end, Recurrent())[0]
-        assert_close(got, want, "continuation")
+    check_documents(case, None, states=False)
 
 
 @each_view
@@ -186,20 +142,6 @@ def test_map_and_linear_system_are_the_rule(case: Case, view: str) -> None:
     states = torch.randn(2, *system.B.shape[1:], 3, dtype=o.dtype)
     turned = (system.A.dense().mT @ states, system.A.apply_adjoint(states))
     assert_close(turned[1], turned[0], "adjoint")
-
-
-@pytest.mark.parametrize("view", ["plain", "both"])
-@some_cases
-def test_effects_lead_to_the_same_state(case: Case, view: str) -> None:
-    record = VIEWS[view](case.rule(**case.streams(Shape(t=22))))
-    for start in (record.initial_state(), evaluate(record[:1])[1]):
-        after = start
-        for span in (slice(0, 1), slice(1, 9), slice(9, 17)):
-            after = record[span].effect(Auto().evaluate).after(after)
-        _, state = evaluate(record[:17], start)
-        want, _ = evaluate(record[17:], state)
-        assert error(evaluate(record[17:], after)[0], want) < 1e-12
-        assert [p.shape for p in parts(after)] == [p.shape for p in parts(state)]
 
 
 @each_view

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from torch import Generator, Tensor
@@ -105,3 +106,9 @@ def adjust_rule(adjust: Callable[[Any], Any], state: Any) -> Any:
         return state
     *others, gram, memory, age = state
     return *others, *adjust((gram, memory)), age
+
+
+SOME = [
+    beside_window(name, *sizes)
+    for name, sizes in product(("gla", "gla-own", "kda", "mesa"), ((2, 0), (3, 2)))
+]

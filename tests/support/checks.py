@@ -4,14 +4,16 @@ gradients.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from cases import Case, State, Streams, cast, each, normal, parts
-from fastweights.methods import Method, Recurrent, evaluate
+from cases import Case, Shape, State, Streams, cast, each, normal, parts
+from fastweights.methods import Auto, Chunkwise, Method, Recurrent, evaluate
 from tolerances import array, assert_close
 
 
@@ -80,3 +82,55 @@ def check_gradients(
     for method in methods:
         for name, gradient in gradients(case, streams, state, method).items():
             assert_close(gradient, want[name], f"gradient of {name} by {method}", dtype)
+
+
+def some_tokens(streams: Streams, rows: slice, tokens: Any = slice(None)) -> Streams:
+    """Of streams that may be constant over the batch, in time, or both."""
+
+    def some(stream: Tensor) -> Tensor:
+        if stream.dim() != 4:
+            return stream
+        stream = stream[rows] if stream.shape[0] > 1 else stream
+        return stream[:, tokens] if stream.shape[1] > 1 else stream
+
+    return {name: some(stream) for name, stream in streams.items()}
+
+
+def check_padding(case: Case, shape: Shape, state: State, mask: Tensor, *, states: bool) -> None:
+    """Outputs, what follows, and states if they are compared, are as if padding were absent."""
+    streams, more = case.streams(shape), case.streams(replace(shape, t=3), seed=9)
+    for method in (Recurrent(), Chunkwise(4), Auto()):
+        o, final = evaluate(case.rule(**streams).keep(mask), state, method)
+        continued, _ = evaluate(case.rule(**more), final, method)
+        assert torch.isfinite(o).all()
+        for row, kept in enumerate(mask):
+            alone = slice(row, row + 1)
+            tokens = case.rule(**some_tokens(streams, alone, kept))
+            want, end = evaluate(tokens, each(state, lambda s, one=alone: s[one]), Recurrent())
+            assert_close(o[alone, kept], want, "o")
+            follow = case.rule(**some_tokens(more, alone))
+            assert_close(continued[alone], evaluate(follow, end, Recurrent())[0], "continuation")
+            if states:
+                found = each(case.plain(final), lambda s, one=alone: s[one])
+                check_states(found, case.plain(end), torch.float64)
+
+
+PACKED = torch.tensor([[7, 7, 7, 2, 5, 5, 5, 5, 5, 7, 7]])
+"""Numbers of documents."""
+
+
+def check_documents(case: Case, state: State | None, *, states: bool) -> None:
+    """Documents of one sequence, the first of which goes on from `state`, are as if alone."""
+    shape = Shape(b=1, t=11)
+    streams, more = case.streams(shape), case.rule(**case.streams(replace(shape, t=9), seed=9))
+    for method in (Recurrent(), Chunkwise(4), Auto()):
+        o, final = evaluate(case.rule(**streams).segments(PACKED), state, method)
+        end = state
+        for start, stop in pairwise((0, 3, 4, 9, 11)):
+            document = case.rule(**some_tokens(streams, slice(None), slice(start, stop)))
+            want, end = evaluate(document, state if start == 0 else None, Recurrent())
+            assert_close(o[:, start:stop], want, "o")
+        got, want = evaluate(more, final, method)[0], evaluate(more, end, Recurrent())[0]
+        assert_close(got, want, "continuation")
+        if states:
+            check_states(case.plain(final), case.plain(end), torch.float64)

@@ -42,6 +42,15 @@ def attention(
     return linear(join(o), p, "W_o")
 
 
+def elu_plus_one(x: Array) -> Array:
+    return np.where(x > 0, x + 1, np.exp(x))
+
+
+def linear_attention(x: Array, p: Parameters, heads: int) -> Array:
+    """DSF eq. 13-16 with φ = ψ = elu + 1."""
+    return attention(x, p, heads, lambda q, k, *_: elu_plus_one(q) @ elu_plus_one(k))
+
+
 def relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
@@ -133,7 +142,7 @@ def transnormer(
     """S_t = λ e^(jθ) S_{t-1} + φ(k)ᵀ v, Re(φ(q) S), λ = exp(-8 h/H (1 - depth)); SRMSNorm ⊙
     x W_U.
     """
-    phi = {"silu": silu, "elu": lambda z: np.where(z > 0, z + 1, np.exp(z))}[feature_map]
+    phi = {"silu": silu, "elu": elu_plus_one}[feature_map]
     q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
     decay = np.array([-8 * h / heads * (1 - depth) + 1j * p["theta"][h] for h in range(heads)])
     o, _ = rules.decay(phi(q) + 0j, v, phi(k), decay[None, None])

@@ -141,22 +141,6 @@ def lolcats(
     return linear(join(o), p, "W_o")
 
 
-def linear_attention(x: Array, p: Parameters, heads: int = 4) -> Array:
-    """DSF eq. 13-16 with φ = ψ = elu + 1: o_t = Σ_j φ(q_t)·φ(k_j) v_j / φ(q_t)·Σ_j φ(k_j)."""
-
-    def phi(z: Array) -> Array:
-        return np.where(z > 0, z + 1, np.exp(z))
-
-    q, k, v = (split(linear(x, p, f"W_{name}"), heads) for name in "qkv")
-    o = np.zeros_like(v)
-    for t in range(x.shape[1]):
-        weights = np.einsum("bhk,bjhk->bhj", phi(q[:, t]), phi(k[:, : t + 1]))
-        o[:, t] = np.einsum(
-            "bhj,bjhv->bhv", weights / weights.sum(-1, keepdims=True), v[:, : t + 1]
-        )
-    return linear(join(o), p, "W_o")
-
-
 def gla(
     x: Array,
     p: Parameters,
