@@ -91,7 +91,7 @@ class Projection(NamedTuple):
 
     Attributes:
         recurrence: with padding and segments applied: what is evaluated
-        projected: without them, as `project` returned it
+        unmasked: without them, as `project` returned it
         gate: the output gate ``[b t h·v]`` or None
         past: what the projection leaves behind
     """

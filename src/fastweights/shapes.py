@@ -29,25 +29,3 @@ Map = Inexact[Tensor, "b h t s"]
 Embedded = Float[Tensor, "b t d"]
 Mask = Bool[Tensor, "b t"]
 Segments = Int[Tensor, "b t"]
-
-__all__ = [
-    "Embedded",
-    "Features",
-    "GroupFeatures",
-    "GroupKeys",
-    "GroupValues",
-    "HeadVectors",
-    "HeadWeights",
-    "Keys",
-    "Levels",
-    "LogDecay",
-    "Map",
-    "Mask",
-    "Output",
-    "PerToken",
-    "Segments",
-    "Skip",
-    "SlotDecay",
-    "SlotShares",
-    "Values",
-]

@@ -17,11 +17,11 @@ def softplus_decay(x: Tensor, log_a: Tensor, bias: Tensor) -> Tensor:
     return -bounded_exp(log_a)[:, None] * opened
 
 
-def init_softplus_decay(log_a: Tensor, bias: Tensor, largest: float = 16) -> None:
-    """a uniform in [1, largest]; softplus(b) log-uniform in [0.001, 0.1], as in Mamba-2."""
+def init_softplus_decay(log_a: Tensor, bias: Tensor, largest: float = 16, least: float = 1) -> None:
+    """a uniform in [least, largest]; softplus(b) log-uniform in [0.001, 0.1], as in Mamba-2."""
     init_steps(bias)
     with torch.no_grad():
-        nn.init.uniform_(log_a, 1, largest).log_()
+        nn.init.uniform_(log_a, least, largest).log_()
 
 
 class SoftplusDecay(nn.Module):

@@ -49,8 +49,7 @@ from fastweights.mixers.retnet import RetNet
 from fastweights.mixers.rfa import RFA
 from fastweights.mixers.rglru import RGLRU
 from fastweights.mixers.rodimus import Rodimus
-from fastweights.mixers.rwkv4 import RWKV4
-from fastweights.mixers.rwkv4_channel import RWKV4Channel
+from fastweights.mixers.rwkv4 import RWKV4, RWKV4Channel
 from fastweights.mixers.rwkv6 import RWKV6
 from fastweights.mixers.rwkv7 import RWKV7, RWKV7Channel
 from fastweights.mixers.s4 import S4

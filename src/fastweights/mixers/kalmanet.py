@@ -15,7 +15,7 @@ from fastweights.layers import (
     TokenContext,
     bounded_exp,
     head_width,
-    init_steps,
+    init_softplus_decay,
     l2_normalize,
     project_each,
     split_heads,
@@ -62,10 +62,8 @@ class GatedKalmaNet(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """a uniform in [0, 16]; softplus(b_γ) log-uniform in [0.001, 0.1], as in Mamba-2."""
-        init_steps(self.W_gamma.bias)
-        with torch.no_grad():
-            nn.init.uniform_(self.log_a, 1e-4, 16).log_()
+        """As `init_softplus_decay` says, but for a, uniform in [0, 16]."""
+        init_softplus_decay(self.log_a, self.W_gamma.bias, least=1e-4)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Kalman, SiLUGate]:
         q, k, v, beta, mix, gamma, gate = project_each(

@@ -16,7 +16,7 @@ from fastweights.layers import (
     WholeNorm,
     bounded_exp,
     head_width,
-    init_steps,
+    init_softplus_decay,
     project_each,
     split_heads,
     upcast,
@@ -70,10 +70,8 @@ class Raven(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """a uniform in [0, 16]; softplus(b_α) log-uniform in [0.001, 0.1], as in Mamba-2."""
-        init_steps(self.W_alpha.bias)
-        with torch.no_grad():
-            nn.init.uniform_(self.log_a, 1e-4, 16).log_()
+        """As `init_softplus_decay` says, but for a, uniform in [0, 16]."""
+        init_softplus_decay(self.log_a, self.W_alpha.bias, least=1e-4)
 
     def project(self, x: Embedded, past: TokenContext) -> tuple[Slots, None]:
         q, k, v, router, alpha = project_each(

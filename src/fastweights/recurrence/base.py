@@ -287,6 +287,15 @@ class Recurrence(ABC, Generic[S]):
         return self.shape[2], self.streams["q"].shape[-1], self.values
 
 
+def read_by_chunks(record: Recurrence) -> Tensor:
+    """The record's output from the empty state, in memory linear in its length."""
+    state, found = record.initial_state(), [record.empty_output()]
+    for piece in record.split():
+        o, state = piece.chunk(state)
+        found.append(o)
+    return torch.cat(found, 1)
+
+
 def tensor_fields(record: Recurrence) -> dict[str, Tensor]:
     """The tensors among a record's own fields, by name."""
     named = {name: getattr(record, name) for name in record.__dataclass_fields__}

@@ -110,11 +110,7 @@ class CacheRule(Recurrence[Cache]):
     def check_groups(self) -> None:
         """Raise a ShapeError unless the groups divide the heads, as all streams must fit."""
         require_width("k", self.k, self.q.shape[-1])
-        h = self.shape[2]
-        if self.groups == 0 or h % self.groups:
-            raise ShapeError(
-                f"q has {h} heads and k, v {self.groups}; the latter must divide the former"
-            )
+        require_groups(self.shape[2], self.groups)
 
     @lazy_property
     def output(self) -> torch.dtype:
@@ -280,6 +276,14 @@ def _keep_newest(cache: Cache, count: int) -> Cache:
     rows = chosen[:, None, :, None]
     kept = (part.gather(2, rows.expand(*part.shape[:2], -1, part.shape[3])) for part in cached)
     return *kept, age.gather(1, chosen)
+
+
+def require_groups(heads: int, groups: int) -> None:
+    """Raise unless each of the heads of k and v serves as many of q."""
+    if groups == 0 or heads % groups:
+        raise ShapeError(
+            f"q has {heads} heads and k, v {groups}; the latter must divide the former"
+        )
 
 
 def check_cache_shapes(recurrence: Recurrence, state: State, form: str) -> tuple[Tensor, ...]:

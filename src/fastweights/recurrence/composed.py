@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
+from fastweights.recurrence.base import Evaluation, Recurrence, check_mask, read_by_chunks
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.matrix import MatrixRule
@@ -96,13 +96,7 @@ class Normalized(Composed[Tensor], Wrapper[Tensor]):
     def normalisers(self) -> Tensor:
         """q_t z_t ``[b t h 1]`` from the empty state, before the floor: DSF's η."""
         one = torch.ones_like(self.inner.v[..., :1], dtype=self.accumulator)
-        weights = self.inner.with_values(one)
-        state = weights.initial_state()
-        found = [weights.empty_output()]
-        for piece in weights.split():
-            n, state = piece.chunk(state)
-            found.append(n)
-        return torch.cat(found, 1)
+        return read_by_chunks(self.inner.with_values(one))
 
     @property
     def reader(self) -> Recurrence:

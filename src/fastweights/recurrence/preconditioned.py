@@ -14,6 +14,7 @@ from fastweights.recurrence.base import (
     NoFiniteFormError,
     add_resets,
     check_mask,
+    read_by_chunks,
 )
 from fastweights.recurrence.decay import Decay
 from fastweights.recurrence.dplr import DPLR
@@ -108,12 +109,7 @@ class Preconditioned(Composed[States], MatrixRule[States]):
 
     def as_dplr(self) -> DPLR:
         """The rule of S from the empty state, whose write keys depend on the keys before."""
-        squares, state = self.squares(), self.squares().initial_state()
-        found = [squares.empty_output()]
-        for piece in squares.split():
-            sums, state = piece.chunk(state)
-            found.append(sums)
-        return self.rule(torch.cat(found, 1))
+        return self.rule(read_by_chunks(self.squares()))
 
     def attention_map(self) -> Map:
         return self.as_dplr().attention_map()

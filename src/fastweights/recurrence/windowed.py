@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.recurrence.base import Evaluation, Recurrence, check_mask
-from fastweights.recurrence.cached import check_cache_shapes, repeat_kv
+from fastweights.recurrence.cached import check_cache_shapes, repeat_kv, require_groups
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
 from fastweights.recurrence.mapped import LogScale, Mapped, features
@@ -109,11 +109,7 @@ class WindowedLinear(Recurrence[WindowState]):
         require_width("mix", self.mix, 1)
         if self.log_scale is not None:
             self._require_one_scale(self.log_scale)
-        if self.groups == 0 or self.shape[2] % self.groups:
-            raise ShapeError(
-                f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the"
-                " former"
-            )
+        require_groups(self.shape[2], self.groups)
 
     def _require_one_scale(self, log_scale: Tensor | LogScale) -> None:
         if log_scale.shape[-1] != 1:
@@ -188,9 +184,7 @@ class WindowedLinear(Recurrence[WindowState]):
         leaving = mapped[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
         written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
         far = fq @ (memory if self.window else written)
-        o = normalize_by_last(mix_window_and_memory(near, far, mix, shared=self.shared))[
-            ..., :-1
-        ].flatten(1, 2)[:, None]
+        o = join_sides(near, far, mix, shared=self.shared).flatten(1, 2)[:, None]
         rest = slice(int(age.shape[1] >= self.window), None)
         ring = (s[:, :, rest] for s in (keys, values, self.kept_features(mapped)))
         age = torch.where(age < FORGOTTEN, age + 1, age)[:, rest]
@@ -285,9 +279,7 @@ class WindowedLinear(Recurrence[WindowState]):
         return h * min(tokens, self.window) * (2 * k + 2 * v + SOFTMAX_OPERATIONS)
 
     def _mix_and_normalize(self, near: Tensor, far: Tensor) -> Tensor:
-        return normalize_by_last(
-            mix_window_and_memory(near, far, self._queries(self.mix), shared=self.shared)
-        )[..., :-1]
+        return join_sides(near, far, self._queries(self.mix), shared=self.shared)
 
     def _queries(self, stream: Tensor) -> Tensor:
         """`stream` of queries as ``[b h t ·]``, zero where a token is padding."""
@@ -454,6 +446,11 @@ def mix_window_and_memory(near: Tensor, far: Tensor, mix: Tensor, *, shared: boo
     if shared:
         return mix * near + far
     return mix * normalize_by_last(near) + (1 - mix) * normalize_by_last(far)
+
+
+def join_sides(near: Tensor, far: Tensor, mix: Tensor, *, shared: bool) -> Tensor:
+    """o ``[… v]`` of both sides' sums ``[… v+1]``."""
+    return normalize_by_last(mix_window_and_memory(near, far, mix, shared=shared))[..., :-1]
 
 
 def normalize_by_last(sums: Tensor) -> Tensor:

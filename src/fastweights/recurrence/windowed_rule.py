@@ -16,7 +16,7 @@ from fastweights.recurrence.base import (
     tensor_fields,
     written_streams,
 )
-from fastweights.recurrence.cached import check_cache_shapes, repeat_kv
+from fastweights.recurrence.cached import check_cache_shapes, repeat_kv, require_groups
 from fastweights.recurrence.composed import Normalized
 from fastweights.recurrence.effects import Effect
 from fastweights.recurrence.ltv import LTV
@@ -47,8 +47,7 @@ from fastweights.recurrence.window_cache import (
 )
 from fastweights.recurrence.windowed import (
     exponentials,
-    mix_window_and_memory,
-    normalize_by_last,
+    join_sides,
     soft_cap,
     with_ones,
     with_sum,
@@ -120,11 +119,7 @@ class Windowed(Composed[Parts]):
         self._require_rule()
         require_width("k", self.k, self.q.shape[-1])
         require_width("mix", self.mix, 1)
-        if self.groups == 0 or self.shape[2] % self.groups:
-            raise ShapeError(
-                f"q has {self.shape[2]} heads and k, v {self.groups}; the latter must divide the"
-                " former"
-            )
+        require_groups(self.shape[2], self.groups)
         if self.inner.values != self.values:
             raise ShapeError(
                 f"the rule has values of width {self.inner.values}, the window of {self.values};"
@@ -326,10 +321,7 @@ class Windowed(Composed[Parts]):
         return torch.where(there[:, None, :, None], far, 0)
 
     def _join_sides(self, near: Tensor, far: Tensor) -> Tensor:
-        mix = self._queries(self.mix)
-        return normalize_by_last(mix_window_and_memory(near, far, mix, shared=self.shared))[
-            ..., :-1
-        ]
+        return join_sides(near, far, self._queries(self.mix), shared=self.shared)
 
     def _window_sums(self, seen: SeenTokens) -> Tensor:
         """``[b h t v+1]``: Σ e^(s - c) (v, 1) over the tokens in the window, and the sinks."""
