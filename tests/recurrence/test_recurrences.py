@@ -24,7 +24,6 @@ from checks import (
 from fastweights.kernels import only, takers
 from fastweights.methods import Auto, Chunkwise, Method, Parallel, Recurrent, evaluate
 from fastweights.recurrence import (
-    LTV,
     Amplified,
     Decay,
     Delta,
@@ -66,17 +65,6 @@ def values_of(record: Recurrence) -> Tensor:
         if isinstance(record, Normalized | Amplified | Signed | LogLinear)
         else record.v
     )
-
-
-def dense_output(system: LTV, u: Tensor) -> Tensor:
-    """y of DSF eq. 11 with its own, Kronecker-structured matrices."""
-    dense = system.dense(u.shape[-1])
-    h, outputs = torch.zeros((), dtype=dense.A.dtype), []
-    for t in range(u.shape[1]):
-        x = u[:, t, :, :, None].to(dense.A.dtype)
-        h = dense.B[:, t] @ x if t == 0 else dense.A[:, t] @ h + dense.B[:, t] @ x
-        outputs.append(dense.C[:, t] @ h + dense.D[:, t] @ x)
-    return torch.stack(outputs, 1).squeeze(-1)
 
 
 @each_dtype
@@ -259,7 +247,7 @@ def test_linear_systems_are_the_rule(case: Case) -> None:
     assert widest.B.shape[-1] == system.A.width + 2
     memory = next(s for s in reversed(parts(final)) if s.dim() == 4)
     assert_close(state[:, :, : memory.shape[2]], memory[..., : u.shape[-1]], "simulated state")
-    assert_close(dense_output(system, u), o, "output in DSF's dimensions")
+    assert_close(system.dense(u.shape[-1]).simulate(u), o, "output in DSF's dimensions")
 
 
 @each_linear

@@ -11,6 +11,7 @@ from math import erf
 
 import numpy as np
 
+from oracles import rules
 from oracles.layers import convolution, join, layer_norm, linear, sigmoid, silu, softplus, split
 from oracles.rules import Array
 from oracles.rwkv7 import shifted
@@ -319,17 +320,8 @@ def mlstm(
     k = k / np.sqrt(k.shape[3])
     i, f = linear(x, p, "W_i"), linear(x, p, "W_f")
     i, f = (i, f) if cap is None else (cap * np.tanh(i / cap), cap * np.tanh(f / cap))
-    i = np.exp(i)
-    f = np.exp(f) if exponential_forget else sigmoid(f)
-    o = np.zeros_like(v)
-    for b in range(x.shape[0]):
-        for head in range(heads):
-            C, n = np.zeros((v.shape[3], k.shape[3])), np.zeros(k.shape[3])
-            for t in range(x.shape[1]):
-                at = (b, t, head)
-                C = f[at] * C + i[at] * np.outer(v[at], k[at])
-                n = f[at] * n + i[at] * k[at]
-                o[at] = C @ q[at] / max(abs(n @ q[at]), 1)
+    log_f = f if exponential_forget else np.log(sigmoid(f))
+    o, _ = rules.mlstm(q, k, v, i[..., None], log_f[..., None], floor=1.0)
     return linear(
         join(layer_norm(o, p["norm.weight"], eps)) * sigmoid(linear(x, p, "W_g")), p, "W_o"
     )
