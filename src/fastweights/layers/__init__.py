@@ -40,7 +40,7 @@ from fastweights.layers.norms import (
     SiLUGate,
     WholeNorm,
 )
-from fastweights.layers.rotary import Rope, rotary
+from fastweights.layers.rotary import Rope
 from fastweights.layers.routed import RoutedContext
 from fastweights.layers.wide import WideParameters
 from fastweights.recurrence.mapped import elu_plus_one
@@ -94,7 +94,6 @@ __all__ = [
     "project_each",
     "project_pairs",
     "require_fraction",
-    "rotary",
     "softplus_decay",
     "softplus_power",
     "split_heads",

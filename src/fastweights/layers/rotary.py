@@ -55,10 +55,6 @@ class Rope:
         """The number r of channels that turn."""
         return int(self.width * self.fraction)
 
-    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Turn ``x [b t h width]`` by its ``positions [b t]``."""
-        return self.turn(positions, x)[0]
-
     def turn(self, positions: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
         """Turn streams of one dtype ``[b t h width]``, such as q and k, by their positions
         ``[b t]``.
@@ -106,11 +102,6 @@ def _known_frequencies(rope: Rope, device: torch.device, dtype: torch.dtype) -> 
     """They are the same for every token, in whatever mode the first is computed."""
     with torch.inference_mode(mode=False), torch.no_grad():
         return rope._frequencies_on(device, dtype)
-
-
-def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
-    """Turn all channels of ``x [b t h w]`` by ``positions [b t]`` as `Rope` does."""
-    return Rope(x.shape[-1], base)(x, positions)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
