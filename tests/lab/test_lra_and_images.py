@@ -325,9 +325,15 @@ def test_image_folder(tmp_path: Path) -> None:
         ImageFolder(tmp_path / "nothing")
 
 
-def test_training_and_validation_divide_the_images_of_each_class(tmp_path: Path) -> None:
+def test_training_and_validation_divide_the_images_of_each_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder that is walked once."""
     write_images(tmp_path, 3)
+    walked, walk = list[str](), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda path, *a: walked.append(path.name) or walk(path, *a))
     protocol = FILES["image-folder"](tmp_path)
+    assert walked == ["train", "val"]
     parts = protocol.train, protocol.validation or ()
     train, validation = (
         {path.relative_to(tmp_path).as_posix() for (one,) in [part] for path, _ in one.task.files}

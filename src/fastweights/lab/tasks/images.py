@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -176,6 +177,11 @@ class ImageFolder(ImageTask):
     @cached_property
     def files(self) -> list[tuple[Path, int]]:
         """The path and class of every image."""
+        return [file for own in self._by_class for file in own[self.chosen(len(own))]]
+
+    @cached_property
+    def _by_class(self) -> list[list[tuple[Path, int]]]:
+        """The images that there are, of each class by itself."""
         labels = {name: label for label, name in enumerate(self.names)}
         found, left_out = list[tuple[Path, int]](), LeftOut()
         for path in sorted(path for path in self.folder.rglob("*") if not path.is_dir()):
@@ -185,8 +191,15 @@ class ImageFolder(ImageTask):
             else:
                 found.append((path, labels[place.parts[0]]))
         left_out.warn(str(self.folder))
-        classes = (list(own) for _, own in groupby(found, key=itemgetter(1)))
-        return [file for own in classes for file in own[self.chosen(len(own))]]
+        return [list(own) for _, own in groupby(found, key=itemgetter(1))]
+
+    def others(self, chosen: AllImages, crop: Crop) -> ImageFolder:
+        """Return the task of other images of the folder, which is not walked again."""
+        other = copy(self)
+        vars(other).update(chosen=chosen, crop=crop)
+        del vars(other)["files"]
+        other.__post_init__()
+        return other
 
     @property
     def side(self) -> int:

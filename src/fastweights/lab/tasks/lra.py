@@ -305,7 +305,7 @@ def image_folder(folder: Path) -> Protocol:
     """Return MetaLA's training on ImageNet, by the recipe of DeiT (Touvron et al., 2021), for
     ``folder/train/<class>/…`` and ``folder/val/<class>/…``."""
     train = ImageFolder(folder / "train", Crop(random=True), TrainingImages())
-    validation = ImageFolder(folder / "train", chosen=ValidationImages())
+    validation = train.others(ValidationImages(), Crop())
     test = ImageFolder(folder / "val")
     fields = PRESETS["metala-deit-tiny"].fields
     around = {key: value for key, value in fields.items() if key not in ("mixers", "num_labels")}
