@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastweights.training.data.packing import EncodedPart
-from fastweights.training.data.tokens import Stretch, WholeText
+from fastweights.training.data.tokens import Concatenated, Stretch, WholeText
 from fastweights.training.loop.files import room_for, sync
 
 SHARD = 1 << 25
@@ -169,7 +169,7 @@ class _ShardArrays(NamedTuple):
     turns: np.ndarray
 
 
-class Shards(WholeText):
+class Shards(Concatenated, WholeText):
     """A text in the shards of a folder.
 
     Args:
@@ -191,14 +191,10 @@ class Shards(WholeText):
         self.folder, self.records, self.begins_are_targets = folder, records, begins_are_targets
         self._dtype, self._first = dtype, first
         self._mapped = lru_cache(MAPPED)(self._map)
-        self._offsets = np.cumsum([0, *(record.tokens for record in records)])
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return self._dtype
-
-    def __len__(self) -> int:
-        return int(self._offsets[-1])
 
     @property
     def documents(self) -> int:
@@ -213,29 +209,19 @@ class Shards(WholeText):
     def has_prompts(self) -> bool:
         return any(record.has_prompts for record in self.records)
 
-    def read(self, start: int, stop: int) -> Stretch:
-        parts = [
-            _read_mapped(self._mapped(number), first, last)
-            for number, first, last in self._parts(start, stop)
-        ]
-        empty = Stretch(np.empty(0, self._dtype), np.empty(0, bool), np.empty(0, bool))
-        return Stretch.join(parts or [empty])
+    def _sizes(self) -> Iterable[int]:
+        return (record.tokens for record in self.records)
+
+    def _read_part(self, number: int, start: int, stop: int) -> Stretch:
+        return _read_mapped(self._mapped(number), start, stop)
 
     def begins(self, start: int, stop: int) -> np.ndarray:
         found = [np.empty(0, np.int64)]
-        for number, first, last in self._parts(start, stop):
+        for number, first, last in self._places(start, stop):
             begins = self._mapped(number).begins
             low, high = _search(begins, first, last)
             found.append(begins[low:high] + self._offsets[number])
         return np.concatenate(found)
-
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(number, first, last) of each shard that has some of the tokens."""
-        number = int(np.searchsorted(self._offsets, start, "right")) - 1
-        while start < stop:
-            before, end = int(self._offsets[number]), int(self._offsets[number + 1])
-            yield number, start - before, min(stop, end) - before
-            start, number = end, number + 1
 
     def _map(self, number: int) -> _ShardArrays:
         names = ShardFiles.of(self._first + number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -133,8 +133,42 @@ class Sequences(WholeText):
         return np.concatenate(([0], changes)).astype(np.int64)
 
 
+class Concatenated(TokenText):
+    """A text of parts, one after the other."""
+
+    @abstractmethod
+    def _sizes(self) -> Iterable[int]:
+        """Number of tokens of each part."""
+
+    @abstractmethod
+    def _read_part(self, number: int, start: int, stop: int) -> Stretch:
+        """Return some of the tokens of a part."""
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def read(self, start: int, stop: int) -> Stretch:
+        parts = [self._read_part(*place) for place in self._places(start, stop)]
+        empty = Stretch(np.empty(0, self.dtype), np.empty(0, bool), np.empty(0, bool))
+        return Stretch.join(parts or [empty])
+
+    def _places(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(number, first, last) of each part that has some of these tokens."""
+        number = int(np.searchsorted(self._offsets, start, "right")) - 1
+        while start < stop:
+            before, end = int(self._offsets[number]), int(self._offsets[number + 1])
+            if start < end:
+                yield number, start - before, min(stop, end) - before
+            start, number = end, number + 1
+
+    @cached_property
+    def _offsets(self) -> np.ndarray:
+        """``[n+1]``, where each part begins among the tokens of all."""
+        return np.cumsum([0, *self._sizes()])
+
+
 @dataclass(frozen=True, eq=False)
-class Ranges(TokenText):
+class Ranges(Concatenated):
     """Ranges of another text, one after the other; a document begins with each.
 
     Attributes:
@@ -151,32 +185,16 @@ class Ranges(TokenText):
     def dtype(self) -> np.dtype[Any]:
         return self.text.dtype
 
-    def __len__(self) -> int:
-        return int(self._offsets[-1])
+    def _sizes(self) -> Iterable[int]:
+        return self.ranges[:, 1] - self.ranges[:, 0]
 
-    def read(self, start: int, stop: int) -> Stretch:
-        parts = list(self._read_parts(start, stop))
-        return Stretch.join(parts) if parts else self.text.read(0, 0)
-
-    def _read_parts(self, start: int, stop: int) -> Iterator[Stretch]:
-        number = int(np.searchsorted(self._offsets, start, "right")) - 1
-        while start < stop:
-            place, end = start - int(self._offsets[number]), int(self._offsets[number + 1])
-            first = int(self.ranges[number, 0]) + place
-            part = self.text.read(first, first + min(stop, end) - start)
-            if place == 0:
-                part.begins[0] = True
-            yield part
-            start, number = min(stop, end), number + 1
-
-    @cached_property
-    def _offsets(self) -> np.ndarray:
-        """``[r+1]``, where each range begins among the tokens of all."""
-        return np.concatenate(([0], (self.ranges[:, 1] - self.ranges[:, 0]).cumsum()))
+    def _read_part(self, number: int, start: int, stop: int) -> Stretch:
+        first = int(self.ranges[number, 0])
+        return _read_document(self.text, first, first + start, first + stop)
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(TokenText):
+class Joined(Concatenated):
     """Texts of one tokenizer one after the other; a document begins with each.
 
     Attributes:
@@ -193,25 +211,16 @@ class Joined(TokenText):
     def dtype(self) -> np.dtype[Any]:
         return self.texts[0].dtype
 
-    def __len__(self) -> int:
-        return int(self._offsets[-1])
+    def _sizes(self) -> Iterable[int]:
+        return map(len, self.texts)
 
-    def read(self, start: int, stop: int) -> Stretch:
-        parts = list(self._read_parts(start, stop))
-        return Stretch.join(parts) if parts else self.texts[0].read(0, 0)
+    def _read_part(self, number: int, start: int, stop: int) -> Stretch:
+        return _read_document(self.texts[number], 0, start, stop)
 
-    def _read_parts(self, start: int, stop: int) -> Iterator[Stretch]:
-        first = int(np.searchsorted(self._offsets, start, "right")) - 1
-        for text, offset in zip(self.texts[first:], self._offsets[first:], strict=False):
-            place, end = max(0, start - int(offset)), min(len(text), stop - int(offset))
-            if place >= end:
-                continue
-            part = text.read(place, end)
-            if place == 0:
-                part.begins[0] = True
-            yield part
 
-    @cached_property
-    def _offsets(self) -> np.ndarray:
-        """``[n+1]``, where each text begins among the tokens of all."""
-        return np.cumsum([0, *map(len, self.texts)])
+def _read_document(text: TokenText, begin: int, start: int, stop: int) -> Stretch:
+    """Some tokens of a text, in which a document begins at the place `begin`."""
+    found = text.read(start, stop)
+    if start == begin:
+        found.begins[0] = True
+    return found
