@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -10,6 +11,7 @@ from fastweights.training.data import blocks, writer
 from fastweights.training.data.corpus import Corpus, Text
 from fastweights.training.data.documents import Data
 from fastweights.training.data.folder import TextFolder
+from fastweights.training.data.sources import read_documents
 from fastweights.training.data.tokenizers import Bytes
 
 BYTES = Bytes().build(())
@@ -19,6 +21,12 @@ def store(data: Data | Text, run: Path, tokenizer=BYTES, **options) -> Corpus:
     """The text as a conversion (`Data`) or a training (`Text`) stores it in the folder `run`."""
     length = data.length if isinstance(data, Data) else 16
     return TextFolder(run, data, length, lambda: tokenizer).open(**options)
+
+
+def texts(*sources: Path | str, field: str | None = None) -> list[str]:
+    """What is read of some sources, document by document."""
+    documents = read_documents(list(map(os.fspath, sources)), field=field)
+    return ["".join(piece.text for piece in document) for document in documents]
 
 
 class ThreadWriter:

@@ -19,13 +19,9 @@ from fastweights.errors import DataError
 from fastweights.training.data import files
 from fastweights.training.data.sources import BUNDLED, paths, read_documents, size_of
 from fastweights.training.data.tokenizers import pieces
+from stored import texts
 
 TEXTS = ['one, "two"\nthree', "vier\tfünf", "\u2028六 7"]
-
-
-def texts(*sources: Path | str, field: str | None = None) -> list[str]:
-    documents = read_documents(list(map(str, sources)), field=field)
-    return ["".join(piece.text for piece in document) for document in documents]
 
 
 def write_lines(path: Path, records: list[Any]) -> None:
@@ -62,19 +58,6 @@ def gzipped(path: Path) -> Path:
     return path.with_name(f"{path.name}.gz")
 
 
-def zstandard(path: Path) -> Path:
-    found = path.with_name(f"{path.name}.zst")
-    with pyarrow.CompressedOutputStream(str(found), "zstd") as file:
-        file.write(path.read_bytes())
-    return found
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_format_holds_the_same_texts(tmp_path: Path, name: str) -> None:
-    WRITERS[name](tmp_path / name, [{"id": n, "text": text} for n, text in enumerate(TEXTS)])
-    assert texts(tmp_path / name) == texts(tmp_path) == TEXTS
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_field_names_the_column(tmp_path: Path, name: str) -> None:
     records = [{"text": "not this", "story": text} for text in TEXTS]
@@ -82,13 +65,6 @@ def test_field_names_the_column(tmp_path: Path, name: str) -> None:
     assert texts(tmp_path / name, field="story") == TEXTS
     with pytest.raises(DataError, match=r'"story": str, "text": str}; --field tale asks for'):
         texts(tmp_path / name, field="tale")
-
-
-@pytest.mark.parametrize("pack", [gzipped, zstandard])
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "a.parquet"])
-def test_compressed_files(tmp_path: Path, name: str, pack: Any) -> None:
-    WRITERS[name](tmp_path / name, [{"text": text} for text in TEXTS])
-    assert texts(pack(tmp_path / name)) == TEXTS
 
 
 def test_messages_in_a_column_of_any_name(tmp_path: Path) -> None:
@@ -204,50 +180,6 @@ def test_a_folder_as_a_data_set(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", [{"text": text} for text in TEXTS])
     (tmp_path / "dataset_infos.json").write_text('{\n "default": {}\n}')
     assert texts(tmp_path) == texts(f"hub:{tmp_path}") == TEXTS
-
-
-def damaged_parquet(path: Path) -> None:
-    write_parquet(path, [{"text": "x" * 1000}] * 100)
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", b'{"text": "x"}\n\n{"te', r"a.jsonl, line 3, is neither"),
-        ("a.jsonl", b'{"text": "\\ud800"}', r"a.jsonl, line 1 has half a character \('\\ud800'"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', "a.jsonl is not UTF-8 at byte 24"),
-        ("a.jsonl", b'{"messages": [{"role": "user", "content": null}]}', "line 1: every message"),
-        ("a.json", b'[{"text": "a"}, {"text" "b"}]', r"a.json, record 2, is neither"),
-        ("a.json", b'[{"text": "a"}, ', r"a.json, record 2, is neither"),
-        ("a.json", b'[{"text": "a"}, {"text": "b', r"a.json, record 2, is neither"),
-        ("a.json", b'{"text":\n"a"}', r"a.json, line 1, is neither"),
-        ("a.csv", b"title,body\na,b\n", r'line 2 has {"body": str, "title": str}'),
-        ("a.csv", b'text\n"a"b\n', r"a.csv, line 2: '[,]' expected after"),
-        ("a.csv", b'text\n"a\n', r"a.csv, line 3: unexpected end of data"),
-        ("a.tsv", b"n\ttext\n1\tx\n2\n", r'a.tsv, line 3 has {"n": str, "text": NoneType}'),
-        ("a.parquet", b"PAR1 this is none PAR1", r"cannot read .*a.parquet: "),
-        ("a.txt", b"  \n", "a.txt is empty; leave it out"),
-        ("a.txt", "ü".encode("utf-16"), "a.txt is not UTF-8 at byte 0"),
-        ("a.txt", b"text \xe2\x82", "a.txt is not UTF-8 at byte 5"),
-        ("a.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:-12], "cannot read .*a.txt.gz"),
-        ("a.txt.zst", b"none", "cannot read .*a.txt.zst"),
-    ],
-)
-def test_damage_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        texts(tmp_path / name)
-
-
-def test_cut_files_are_named(tmp_path: Path) -> None:
-    damaged_parquet(tmp_path / "a.parquet")
-    (tmp_path / "b.txt").write_text("some text " * 10_000)
-    whole = zstandard(tmp_path / "b.txt")
-    whole.write_bytes(whole.read_bytes()[:-5])
-    for name in ("a.parquet", "b.txt.zst"):
-        with pytest.raises(DataError, match=f"cannot read .*{name}"):
-            texts(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])

@@ -14,7 +14,7 @@ from fastweights.training.data.corpus import Text, read_corpus, tokenize_sources
 from fastweights.training.data.documents import Data
 from fastweights.training.data.sources import read_documents
 from fastweights.training.data.tokenizers import BPE, Bytes, ExistingTokenizer
-from stored import store
+from stored import store, texts
 
 TOKENIZER = Bytes().build(())
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -35,10 +35,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "notes.md").write_text("not read")
     return tmp_path
-
-
-def texts(*sources: Path | str) -> list[str]:
-    return ["".join(piece.text for piece in d) for d in read_documents(list(map(str, sources)))]
 
 
 def test_records_are_the_same_in_every_format(folder: Path) -> None:
@@ -77,28 +73,6 @@ def test_training_writes_turns_by_the_tokenizers_template(folder: Path) -> None:
     assert "<user>hi<assistant>hello" in corpus.tokenizer.decode(corpus.train[:])
     learnt = read_corpus(Text((source,), (source,), BPE(300)))
     assert "user: hi\nassistant: hello" in learnt.tokenizer.decode(learnt.train[:])
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"text": "x"}\n{"te', r"a.jsonl, line 2, is neither"),
-        ("a.jsonl", '{"text": "x"}\n[1]\n', r"a.jsonl, line 2 has a list; a record has"),
-        ("a.json", '[{"text": "x"}, {"text": null}]', r'record 2 has {"text": NoneType}'),
-        ("a.jsonl", '{"messages": [{"role": "user"}]}', r"line 1: every message is an object"),
-        ("a.jsonl", '{"text": ""}', "there is no text in"),
-        ("a.json", "[]", "there is no text in"),
-    ],
-)
-def test_both_refuse_the_same_with_the_same_words(
-    tmp_path: Path, name: str, content: str, message: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    sources = (str(tmp_path / name),)
-    with pytest.raises(DataError, match=message):
-        read_corpus(Text(sources))
-    with pytest.raises(DataError, match=message):
-        store(Data(sources), tmp_path / "run")
 
 
 @pytest.mark.parametrize("source", ["", "  "])
