@@ -16,7 +16,7 @@ from fastweights.train import train
 from fastweights.training.loop.checkpoint import open_checkpoint
 from fastweights.training.loop.files import read_json, write_json
 from fastweights.training.loop.json_lines import append_row, cut_torn_line, read_rows, write_rows
-from killable_runs import tiny
+from killable_runs import stop_after, tiny
 from laws import law
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
@@ -84,8 +84,7 @@ def test_a_damaged_json_file_is_named(content: Any, place: float, bit: int, cut:
 def stopped() -> tuple[Path, Path]:
     """A run that was stopped after four of its six steps, and the same without a stop."""
     folder = Path(mkdtemp(prefix="fastweights-properties-"))
-    left = iter(range(5))
-    train(tiny(folder), folder / "stopped", cpu=True, stop=lambda: next(left) == 4)
+    train(tiny(folder), folder / "stopped", cpu=True, stop=stop_after(4))
     train(tiny(folder), folder / "whole", cpu=True)
     return folder / "stopped", folder / "whole"
 

@@ -13,6 +13,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from fastweights.train import AdamW, Architecture, Cosine, Every, Text, TrainConfig, train
+from fastweights.training.loop.metrics import Row
+from fastweights.training.loop.report import Reading, Reporter, WorkDone
+from here import timeless
 from pictures import draw_pixels
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -40,6 +43,46 @@ def tiny(folder: Path, **changes) -> TrainConfig:
         length=16,
     )
     return replace(config, **changes)
+
+
+class Heard(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes, self.rows = list[str](), list[Row]()
+        self.phases, self.readings = list[WorkDone](), list[Reading]()
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def progress(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def phase(self, phase: WorkDone) -> None:
+        self.phases.append(phase)
+
+    def reading(self, reading: Reading) -> None:
+        self.readings.append(reading)
+
+
+def stop_after(calls: int) -> Callable[[], bool]:
+    """A `stop` that is False for so many calls, and True from then on."""
+    left = iter(range(calls))
+    return lambda: next(left, None) is None
+
+
+def curve(out: Path) -> list[dict]:
+    """The rows of a run's curve, without the times that they took."""
+    return timeless(out / "metrics.jsonl")
+
+
+def end_of(out: Path) -> tuple[list[dict], dict[str, bytes]]:
+    """The curve without times, and every byte of the results and of the last checkpoint's tensors,
+    of a run of six steps."""
+    parts = ("model", "adapter", "checkpoints/step-00000006")
+    files = [path for part in parts for path in sorted((out / part).glob("*.safetensors"))]
+    contents = {str(path.relative_to(out)): path.read_bytes() for path in files}
+    return curve(out), contents
 
 
 def sitting(config: TrainConfig, out: Path, calls: int | None = None) -> BaseProcess:

@@ -19,25 +19,12 @@ from fastweights.training.data.corpus import Text, build_tokenizer, read_corpus
 from fastweights.training.data.documents import Data, Stream
 from fastweights.training.data.folder import TextFolder
 from fastweights.training.data.tokenizers import BPE
-from fastweights.training.loop.report import Reporter
-from killable_runs import FORKS, kill_at
+from killable_runs import FORKS, Heard, kill_at, stop_after
 from stored import store
 
 KILLED = -9
 SMALL = 300
 """Tokens of a shard in these tests."""
-
-
-class Told(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.readings = 0
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def reading(self, reading) -> None:
-        self.readings += 1
 
 
 @pytest.fixture
@@ -136,17 +123,16 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(records, tmp_path, see
 @pytest.mark.usefixtures("small_shards")
 def test_reading_stops_when_it_is_asked_to_and_goes_on(records, tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.training.data.folder._OFTEN", 500)
-    calls = iter(range(100))
     with pytest.raises(Stopped):
-        store(Text((str(records),)), tmp_path / "run", stop=lambda: next(calls) == 3)
+        store(Text((str(records),)), tmp_path / "run", stop=stop_after(3))
     written = contents(tmp_path / "run" / "data")
     assert "index.json" not in written
     assert "train/000000.tokens" in written
     with pytest.raises(Stopped):
         store(Text((str(records),)), tmp_path / "run", is_first=False)
-    watch = Told()
+    watch = Heard()
     store(Text((str(records),)), tmp_path / "run", reporter=watch)
-    assert watch.readings > 0
+    assert watch.readings
     store(Text((str(records),)), tmp_path / "once")
     assert contents(tmp_path / "run" / "data") == contents(tmp_path / "once" / "data")
     assert (
@@ -181,7 +167,7 @@ def test_what_is_damaged_is_read_again(records, tmp_path, name, damage):
         ),
         "remove": path.unlink,
     }[damage]()
-    watch = Told()
+    watch = Heard()
     store(text, tmp_path / "run", reporter=watch)
     after = contents(tmp_path / "run" / "data")
     journals = [files.pop("shards.jsonl") for files in (before, after)]
@@ -209,7 +195,7 @@ def test_a_changed_text_is_noticed_and_what_was_read_stays(records, tmp_path):
     before = store(text, tmp_path / "run")
     with (records / "a.txt").open("a") as file:
         file.write("more")
-    watch = Told()
+    watch = Heard()
     after = store(text, tmp_path / "run", reporter=watch)
     assert everything(after.train) == everything(before.train)
     assert len(watch.notes) == 1
@@ -218,7 +204,7 @@ def test_a_changed_text_is_noticed_and_what_was_read_stays(records, tmp_path):
     for path in records.iterdir():
         path.unlink()
     records.rmdir()
-    watch = Told()
+    watch = Heard()
     store(text, tmp_path / "run", reporter=watch)
     assert watch.notes == []
 
@@ -226,13 +212,12 @@ def test_a_changed_text_is_noticed_and_what_was_read_stays(records, tmp_path):
 @pytest.mark.usefixtures("small_shards")
 def test_a_text_that_changes_while_it_is_read_is_read_anew(records, tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.training.data.folder._OFTEN", 500)
-    calls = iter(range(100))
     text = Text((str(records),), tokenization=BPE(300))
     make = lambda: build_tokenizer(text)  # noqa: E731
     with pytest.raises(Stopped):
-        TextFolder(tmp_path / "run", text, 16, make).open(stop=lambda: next(calls) == 3)
+        TextFolder(tmp_path / "run", text, 16, make).open(stop=stop_after(3))
     (records / "a.txt").write_text("another beginning, " * 300)
-    watch = Told()
+    watch = Heard()
     TextFolder(tmp_path / "run", text, 16, make).open(reporter=watch)
     assert "beginning again" in watch.notes[0]
     TextFolder(tmp_path / "once", text, 16, make).open()

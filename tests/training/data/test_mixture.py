@@ -23,7 +23,7 @@ from fastweights.training.data.tokenizers import BPE, Bytes
 from fastweights.training.loop.loop import Loop
 from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.stage import Optimization, Stage
-from killable_runs import launch_two, tiny
+from killable_runs import launch_two, stop_after, tiny
 from stored import store
 
 LENGTH = 16
@@ -178,17 +178,8 @@ def test_validation_is_of_each_source_and_weighted(sources, tmp_path):
     assert row["val_loss"] == pytest.approx(np.average(own, weights=WEIGHTS), rel=1e-12)
 
 
-class StopAfter:
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 def train_some(config, out: Path) -> None:
-    train(config, out, cpu=True, stop=StopAfter(3))
+    train(config, out, cpu=True, stop=stop_after(3))
 
 
 @pytest.mark.long

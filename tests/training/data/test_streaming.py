@@ -27,21 +27,12 @@ from fastweights.training.data.documents import DRAWN, Data
 from fastweights.training.data.folder import TextFolder
 from fastweights.training.data.index import read_journal
 from fastweights.training.data.windows import Windows
-from fastweights.training.loop.report import Reporter
 from fastweights.training.loop.seeds import random_seed_from
-from killable_runs import FORKS, kill_at, tiny
+from killable_runs import FORKS, Heard, kill_at, stop_after, tiny
 from stored import BYTES, ThreadWriter, store
 
 KILLED = -9
 LENGTH, BLOCK, SEED = 16, 300, 5
-
-
-class Told(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 @pytest.fixture
@@ -240,7 +231,7 @@ def test_a_damaged_block_is_written_again(text, tmp_path):
     files = contents(tmp_path / "run" / "data")
     block = tmp_path / "run" / "data" / "train-0" / "000002.tokens"
     block.write_bytes(block.read_bytes()[:-1])
-    told = Told()
+    told = Heard()
     assert ids(store(text, tmp_path / "run", reporter=told), 0, 2000) == before
     assert "000002.tokens is missing or damaged" in told.notes[0]
     after = contents(tmp_path / "run" / "data")
@@ -259,7 +250,7 @@ def test_a_stopped_training_goes_on_to_the_same_end(text, tmp_path):
     config = tiny(tmp_path, text=text)
     train(config, tmp_path / "once", cpu=True)
     for steps in (2, 3, 9):
-        train(config, tmp_path / "often", cpu=True, stop=iter([False] * steps + [True]).__next__)
+        train(config, tmp_path / "often", cpu=True, stop=stop_after(steps))
     weights = [
         (tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("once", "often")
     ]

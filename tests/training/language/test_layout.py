@@ -30,7 +30,7 @@ from fastweights.train import (
 )
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import leave_processes
-from killable_runs import launch, tiny
+from killable_runs import launch, stop_after, tiny
 from pretrained import llama
 
 LAYOUTS = {
@@ -68,8 +68,8 @@ def run_all(folder: Path) -> None:
     for name, layout in LAYOUTS.items():
         train(config, folder / name, cpu=True, layout=layout)
     for name in ("resumed", "left-sharded"):
-        train(config, folder / name, cpu=True, layout=sharded, stop=after(3))
-    train(config, folder / "left-whole", cpu=True, stop=after(3))
+        train(config, folder / name, cpu=True, layout=sharded, stop=stop_after(3))
+    train(config, folder / "left-whole", cpu=True, stop=stop_after(3))
     train(config, folder / "resumed", cpu=True, layout=sharded)
     train(existing(folder, LoRA(2)), folder / "lora-sharded", cpu=True, layout=sharded)
     leave_processes()
@@ -93,12 +93,6 @@ def existing(folder: Path, lora: LoRA | None) -> TrainConfig:
     whole = config_in(folder)
     model = ExistingModel(str(folder / "llama"), lora)
     return replace(whole, model=model, text=replace(whole.text, tokenization=model.tokenization))
-
-
-def after(updates: int):
-    """A `stop` that is True from its call number `updates` + 1 on."""
-    calls = iter(range(updates))
-    return lambda: next(calls, None) is None
 
 
 def go_on(folder: Path) -> None:

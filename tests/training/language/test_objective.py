@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.train import AdamW, Architecture, Bytes, LoRA, TrainingError, train
 from fastweights.training.language.adapters import add_adapters
 from fastweights.training.language.objective import make_objective
-from killable_runs import tiny
+from killable_runs import curve, tiny
 
 WEIGHT = 0.01
 LLAMA = {
@@ -69,10 +68,6 @@ def test_the_z_loss_is_that_of_the_logits(make) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("objective")
-
-
-def curve(out: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_curve_has_the_z_loss_apart(folder) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import random
 from dataclasses import replace
@@ -25,7 +24,6 @@ from fastweights.train import (
     ExistingTokenizer,
     Linear,
     NonFiniteError,
-    Reporter,
     Text,
     TextStream,
     TrainingError,
@@ -37,53 +35,16 @@ from fastweights.train import (
 )
 from fastweights.training.language.plot import plot
 from fastweights.training.loop.optimizers import matrices
-from killable_runs import launch_two, sitting, tiny
+from killable_runs import Heard, curve, end_of, launch_two, sitting, tiny
 
 KILLED = -9
 PROSE = "Où l'on mange\t« bien » :\r\n\n  日本語, emoji 🧑‍🚀, a\u0301, \x00 and   spaces \n"
 
 
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.rows: list[dict] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def progress(self, row) -> None:
-        self.rows.append(row)
-
-
-class StopAfter(Reporter):
-    """Asks to stop before step number `steps` + 1, whose predecessor has been validated."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.made = steps, 0
-
-    def progress(self, row) -> None:
-        self.made = row["step"]
-
-    def __call__(self) -> bool:
-        return self.made >= self.steps
-
-
 def train_until(config, out: Path, steps: int):
-    stop = StopAfter(steps)
-    return train(config, out, cpu=True, stop=stop, reporter=stop)
-
-
-def curve(out: Path) -> list[dict]:
-    timeless = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for row in timeless:
-        del row["seconds"], row["tokens_per_second"]
-    return timeless
-
-
-def outcome(out: Path) -> tuple:
-    """The curve, and every byte of the weights and the optimiser's state."""
-    files = ("model/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors")
-    return curve(out), *((out / file).read_bytes() for file in files)
+    """Until so many steps are made and validated."""
+    heard = Heard()
+    return train(config, out, cpu=True, stop=lambda: len(heard.rows) >= steps, reporter=heard)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +55,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(folder) -> tuple:
     train(tiny(folder), folder / "undisturbed", cpu=True)
-    return outcome(folder / "undisturbed")
+    return end_of(folder / "undisturbed")
 
 
 # Text
@@ -217,9 +178,9 @@ def test_two_processes_train_as_one(folder, undisturbed, tmp_path):
 
 
 def _train(config, out: Path, steps: int) -> None:
-    first = os.environ["RANK"] == "0"
-    stop = StopAfter(steps)
-    train(config, out, cpu=True, stop=stop if first else lambda: False, reporter=stop)
+    first, heard = os.environ["RANK"] == "0", Heard()
+    stop = lambda: first and len(heard.rows) >= steps  # noqa: E731
+    train(config, out, cpu=True, stop=stop, reporter=heard)
 
 
 def test_bfloat16_goes_on_to_the_same_end(folder, tmp_path):
@@ -227,7 +188,7 @@ def test_bfloat16_goes_on_to_the_same_end(folder, tmp_path):
     train(config, tmp_path / "once", cpu=True)
     train_until(config, tmp_path / "twice", 3)
     train(config, tmp_path / "twice", cpu=True)
-    assert outcome(tmp_path / "twice") == outcome(tmp_path / "once")
+    assert end_of(tmp_path / "twice") == end_of(tmp_path / "once")
 
 
 def test_bfloat16_is_close_and_keeps_float32_weights(folder, undisturbed):
@@ -293,7 +254,7 @@ def test_a_complete_run_is_left_alone(folder, undisturbed):
     result = train(tiny(folder), folder / "undisturbed", cpu=True)
     assert result.complete
     assert result.nats_per_byte == pytest.approx(result.nats_per_token)
-    assert outcome(folder / "undisturbed") == undisturbed
+    assert end_of(folder / "undisturbed") == undisturbed
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4])
@@ -301,11 +262,11 @@ def test_a_stopped_run_goes_on_to_the_same_end(folder, undisturbed, tmp_path, st
     stopped = train_until(tiny(folder), tmp_path / "out", steps)
     assert (stopped.step, stopped.complete) == (steps, False)
     assert not (tmp_path / "out" / "model").exists()
-    watch, made = Notes(), len(curve(tmp_path / "out"))
+    watch, made = Heard(), len(curve(tmp_path / "out"))
     assert made == steps
     assert train(tiny(folder), tmp_path / "out", cpu=True, reporter=watch).complete
     assert [row["step"] for row in watch.rows] == list(range(made + 1, 7))
-    assert outcome(tmp_path / "out") == undisturbed
+    assert end_of(tmp_path / "out") == undisturbed
 
 
 def last_through(config, out: Path, calls) -> int:
@@ -325,7 +286,7 @@ def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
     generator = random.Random(seed)
     calls = (generator.randrange(20, 70) for _ in range(100))
     assert last_through(tiny(folder), tmp_path / "out", calls) > 2
-    assert outcome(tmp_path / "out") == undisturbed
+    assert end_of(tmp_path / "out") == undisturbed
     assert not list((tmp_path / "out").rglob("*.partial"))
 
 
@@ -333,7 +294,7 @@ def test_killed_while_writing(folder, undisturbed, tmp_path, seed):
 @pytest.mark.parametrize("calls", range(100))
 def test_killed_at_every_point_of_writing(folder, undisturbed, tmp_path, calls):
     last_through(tiny(folder), tmp_path / "out", [calls, None])
-    assert outcome(tmp_path / "out") == undisturbed
+    assert end_of(tmp_path / "out") == undisturbed
 
 
 def stopped_at(folder: Path, out: Path, steps: int) -> Path:
@@ -347,12 +308,12 @@ def stopped_at(folder: Path, out: Path, steps: int) -> Path:
 def test_a_damaged_checkpoint_is_passed_over(folder, undisturbed, tmp_path, name):
     damaged = stopped_at(folder, tmp_path / "out", 5) / "step-00000005" / name
     damaged.write_bytes(damaged.read_bytes()[:-20])
-    watch = Notes()
+    watch = Heard()
     train(tiny(folder), tmp_path / "out", cpu=True, reporter=watch)
     assert len(watch.notes) == 1
     assert str(damaged) in watch.notes[0]
     assert "going back to step-00000004" in watch.notes[0]
-    assert outcome(tmp_path / "out") == undisturbed
+    assert end_of(tmp_path / "out") == undisturbed
 
 
 def test_no_sound_checkpoint_is_an_error(folder, tmp_path):
@@ -378,7 +339,7 @@ def test_another_run_is_left_alone(folder, undisturbed):
         CheckpointError, match=r"holds another run \(optimizer.lr was 0.01, is 0.5\)"
     ):
         train(tiny(folder, optimizer=AdamW(lr=0.5)), folder / "undisturbed", cpu=True)
-    assert outcome(folder / "undisturbed") == undisturbed
+    assert end_of(folder / "undisturbed") == undisturbed
 
 
 def test_two_at_once_in_one_folder(folder, undisturbed):
@@ -388,7 +349,7 @@ def test_two_at_once_in_one_folder(folder, undisturbed):
         pytest.raises(CheckpointError, match="another process trains in"),
     ):
         train(tiny(folder), out, cpu=True)
-    assert outcome(out) == undisturbed
+    assert end_of(out) == undisturbed
     assert train(tiny(folder), out, cpu=True).complete
 
 

@@ -22,7 +22,7 @@ from fastweights.train import (
 )
 from fastweights.training.language.existing import ExistingModel
 from fastweights.training.loop.length import change_end
-from killable_runs import launch_two, tiny
+from killable_runs import end_of, launch_two, stop_after, tiny
 
 RESULTS = ("model", "adapter")
 
@@ -34,15 +34,6 @@ def open_ended(folder: Path, steps: int, **changes) -> TrainConfig:
 def with_decay(folder: Path, steps: int, decay: float = 0.34, **changes) -> TrainConfig:
     """The last third falls: of 6 steps 5 and 6, the first of which is still made at the peak."""
     return tiny(folder, schedule=WarmupStableDecay(3, decay, LinearDecay()), steps=steps, **changes)
-
-
-def outcome(out: Path, step: int = 6) -> tuple[list[dict], list[bytes]]:
-    """The curve without times, and every byte of the weights and the optimiser's state."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in row.items() if "second" not in k} for row in rows]
-    checkpoint = out / "checkpoints" / f"step-{step:08d}"
-    files = sorted([*out.glob("model/*.safetensors"), *checkpoint.glob("*.safetensors")])
-    return timeless, [path.read_bytes() for path in files]
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +49,13 @@ def test_a_longer_run_is_the_one_that_was_asked_for_at_once(folder, tmp_path):
     train(open_ended(folder, 3), tmp_path / "out", cpu=True)
     assert (tmp_path / "out" / "model").exists()
     assert train(open_ended(folder, 6), tmp_path / "out", cpu=True).complete
-    assert outcome(tmp_path / "out") == outcome(folder / "at-once")
+    assert end_of(tmp_path / "out") == end_of(folder / "at-once")
 
 
 def test_a_stopped_run_becomes_longer_and_shorter(folder, tmp_path):
-    stops = iter([False, False, True])
-    train(open_ended(folder, 1000), tmp_path / "out", cpu=True, stop=lambda: next(stops))
+    train(open_ended(folder, 1000), tmp_path / "out", cpu=True, stop=stop_after(2))
     assert train(open_ended(folder, 6), tmp_path / "out", cpu=True).complete
-    assert outcome(tmp_path / "out") == outcome(folder / "at-once")
+    assert end_of(tmp_path / "out") == end_of(folder / "at-once")
 
 
 @pytest.mark.long
@@ -74,16 +64,14 @@ def test_adapters_go_on_too(folder, tmp_path):
     train(open_ended(folder, 6, model=model), tmp_path / "once", cpu=True)
     train(open_ended(folder, 3, model=model), tmp_path / "twice", cpu=True)
     train(open_ended(folder, 6, model=model), tmp_path / "twice", cpu=True)
-    assert outcome(tmp_path / "twice") == outcome(tmp_path / "once")
-    adapters = [tmp_path / run / "adapter/adapter_model.safetensors" for run in ("once", "twice")]
-    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    assert end_of(tmp_path / "twice") == end_of(tmp_path / "once")
 
 
 @pytest.mark.slow
 def test_two_processes_go_on(folder, tmp_path):
     launch_two(_train, open_ended(folder, 3), tmp_path / "out")
     launch_two(_train, open_ended(folder, 6), tmp_path / "out")
-    (rows, _), (expected, _) = outcome(tmp_path / "out"), outcome(folder / "at-once")
+    (rows, _), (expected, _) = end_of(tmp_path / "out"), end_of(folder / "at-once")
     for ours, theirs in zip(rows, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
@@ -100,14 +88,14 @@ def test_rates_that_depend_on_the_steps_say_what_to_do(folder, tmp_path, steps, 
     if schedule is Linear:
         out = tmp_path / "linear"
         train(config, out, cpu=True)
-    before = outcome(out)
+    before = end_of(out)
     message = (
         rf"a run of 6 steps, which cannot become {steps}: .* --from {out} --steps {steps} --out"
         " FOLDER.* --schedule constant"
     )
     with pytest.raises(CheckpointError, match=message):
         train(replace(config, steps=steps), out, cpu=True)
-    assert outcome(out) == before
+    assert end_of(out) == before
 
 
 # A stable phase and its decay
@@ -115,11 +103,10 @@ def test_rates_that_depend_on_the_steps_say_what_to_do(folder, tmp_path, steps, 
 
 @pytest.mark.parametrize("asked", [100, 12])
 def test_a_run_in_its_stable_phase_gets_another_end(folder, tmp_path, asked):
-    stops = iter([False, False, False, True])
     out = tmp_path / "out"
-    train(with_decay(folder, asked), out, cpu=True, stop=lambda: next(stops))
+    train(with_decay(folder, asked), out, cpu=True, stop=stop_after(3))
     assert train(with_decay(folder, 6), out, cpu=True).complete
-    assert outcome(out) == outcome(folder / "with-decay")
+    assert end_of(out) == end_of(folder / "with-decay")
 
 
 @pytest.mark.parametrize(
@@ -129,12 +116,12 @@ def test_a_complete_run_without_decay_gets_it(folder, tmp_path, schedule: Schedu
     out = tmp_path / "out"
     assert train(tiny(folder, schedule=schedule, steps=3), out, cpu=True).complete
     assert train(with_decay(folder, 6), out, cpu=True).complete
-    assert outcome(out) == outcome(folder / "with-decay")
+    assert end_of(out) == end_of(folder / "with-decay")
 
 
 @pytest.mark.parametrize(("steps", "decay"), [(12, 0.34), (6, 0.0), (6, 0.5), (5, 0.34)])
 def test_a_run_in_its_decay_says_what_to_do(folder, steps, decay):
-    before = outcome(folder / "with-decay")
+    before = end_of(folder / "with-decay")
     message = (
         rf"a run of 6 steps, which cannot become {steps}: step [56] of the 6 that it has made would"
         rf" have had another learning rate \(WarmupStableDecay schedule\); .* --from .* --steps"
@@ -142,7 +129,7 @@ def test_a_run_in_its_decay_says_what_to_do(folder, steps, decay):
     )
     with pytest.raises(CheckpointError, match=message):
         train(with_decay(folder, steps, decay), folder / "with-decay", cpu=True)
-    assert outcome(folder / "with-decay") == before
+    assert end_of(folder / "with-decay") == before
 
 
 def test_a_schedule_that_differs_in_what_was_made_is_refused(folder):
@@ -152,10 +139,10 @@ def test_a_schedule_that_differs_in_what_was_made_is_refused(folder):
 
 
 def test_fewer_steps_than_made_are_refused(folder):
-    before = outcome(folder / "at-once")
+    before = end_of(folder / "at-once")
     with pytest.raises(CheckpointError, match="has made 6 steps, and 5 are fewer; ask for 6 or"):
         train(open_ended(folder, 5), folder / "at-once", cpu=True)
-    assert outcome(folder / "at-once") == before
+    assert end_of(folder / "at-once") == before
 
 
 def test_another_run_keeps_its_number(folder):
@@ -165,10 +152,10 @@ def test_another_run_keeps_its_number(folder):
 
 
 def test_nothing_happens_where_nothing_changes(folder, tmp_path):
-    before = outcome(folder / "at-once")
+    before = end_of(folder / "at-once")
     change_end(folder / "at-once", open_ended(folder, 6), RESULTS)
     change_end(tmp_path / "not-there", open_ended(folder, 6), RESULTS)
-    assert outcome(folder / "at-once") == before
+    assert end_of(folder / "at-once") == before
     assert not (tmp_path / "not-there").exists()
 
 
@@ -186,4 +173,4 @@ def test_a_kill_between_removal_and_record_loses_nothing(folder, tmp_path, monke
     assert train(open_ended(folder, 3), tmp_path / "out", cpu=True).complete
     assert (tmp_path / "out" / "model").exists()
     train(open_ended(folder, 6), tmp_path / "out", cpu=True)
-    assert outcome(tmp_path / "out") == outcome(folder / "at-once")
+    assert end_of(tmp_path / "out") == end_of(folder / "at-once")

@@ -17,7 +17,7 @@ from fastweights.train import AdamW, Architecture, Bytes, Muon, TrainingError, t
 from fastweights.training.language.memory import require_memory_to_train
 from fastweights.training.loop.optimizers import hidden_matrices, matrices, set_learning_rates
 from fastweights.training.loop.processes import Alone
-from killable_runs import launch_two, sitting, tiny
+from killable_runs import end_of, launch_two, sitting, stop_after, tiny
 
 if not hasattr(optim, "Muon"):
     with pytest.raises(TrainingError, match=r"Muon needs torch 2\.9 or later"):
@@ -145,14 +145,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder) -> list[bytes]:
+def undisturbed(folder) -> tuple:
     train(tiny(folder, optimizer=MUON), folder / "undisturbed", cpu=True)
-    return outcome(folder / "undisturbed")
-
-
-def outcome(out: Path) -> list[bytes]:
-    files = ("model/model.safetensors", "checkpoints/step-00000006/optimizer.safetensors")
-    return [(out / file).read_bytes() for file in files]
+    return end_of(folder / "undisturbed")
 
 
 @pytest.mark.usefixtures("undisturbed")
@@ -168,11 +163,10 @@ def test_a_checkpoint_has_what_each_optimizer_keeps(folder):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_stopped_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path, steps):
-    stops = iter([False] * steps + [True])
     config = tiny(folder, optimizer=MUON)
-    train(config, tmp_path / "out", cpu=True, stop=lambda: next(stops))
+    train(config, tmp_path / "out", cpu=True, stop=stop_after(steps))
     assert train(config, tmp_path / "out", cpu=True).complete
-    assert outcome(tmp_path / "out") == undisturbed
+    assert end_of(tmp_path / "out") == undisturbed
 
 
 @pytest.mark.slow
@@ -182,7 +176,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder, undisturbed, tmp_path):
         process = sitting(config, tmp_path / "out", calls)
         process.join()
         assert process.exitcode == ended
-    assert outcome(tmp_path / "out") == undisturbed
+    assert end_of(tmp_path / "out") == undisturbed
 
 
 # Sharded parameters

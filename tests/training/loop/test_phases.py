@@ -12,14 +12,7 @@ from fastweights.errors import Stopped
 from fastweights.training.loop import processes
 from fastweights.training.loop.processes import LOOKS, Alone
 from fastweights.training.loop.report import Reporter, Reporters, WorkDone, follow
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.phases = list[WorkDone]()
-
-    def phase(self, phase: WorkDone) -> None:
-        self.phases.append(phase)
+from killable_runs import Heard
 
 
 def test_every_piece_is_told() -> None:

@@ -11,7 +11,7 @@ import pytest
 from fastweights.train import train
 from fastweights.training.loop.report import Reporter, Reporters, Summary
 from fastweights.training.loop.tracking import TRACKERS, Tracker, track
-from killable_runs import launch_two, tiny
+from killable_runs import Heard, launch_two, stop_after, tiny
 
 
 class Curve:
@@ -25,18 +25,6 @@ class Curve:
 
     def finish(self) -> None:
         self.finished += 1
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.steps: list[float] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-    def progress(self, row) -> None:
-        self.steps.append(row["step"])
 
 
 def summary(out: Path, step: int = 0) -> Summary:
@@ -75,12 +63,11 @@ def test_the_curve_is_that_of_the_run(curves, tmp_path):
         json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().split("\n")[:-1]
     ]
     assert [{"step": step, **row} for step, row in curves[0].rows] == written
-    assert shown.steps == [row["step"] for row in written]
+    assert [row["step"] for row in shown.rows] == [row["step"] for row in written]
 
 
 def test_a_resumed_run_repeats_no_step(curves, tmp_path):
-    left = iter(range(4))
-    for stop in (lambda: next(left) == 3, lambda: False):
+    for stop in (stop_after(3), lambda: False):
         with track(["json"], Reporter()) as watch:
             train(tiny(tmp_path), tmp_path / "out", cpu=True, reporter=watch, stop=stop)
     steps = [step for curve in curves for step, _ in curve.rows]
@@ -107,7 +94,7 @@ def test_a_failure_is_a_note_and_no_end(tmp_path, failing):
     assert [note for note in shown.notes if "service" in note] == [
         "service fails, and the training goes on without it: no network"
     ]
-    assert shown.steps == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in shown.rows] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_missing_package_is_named_before_anything_begins(monkeypatch):
