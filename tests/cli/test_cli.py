@@ -287,8 +287,6 @@ def test_list_names_every_mixer(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--data", "/nowhere.txt"], "no text found at '/nowhere.txt'"),
-        (["train", "--mixers", "metallica"], "unknown mixer 'metallica'"),
         (["train", "--width", 10, "--layers", 1], "not divisible by heads = 4"),
         (
             ["train", "--length", 1_100_000, "--batch", 1, "--layers", 1, "--width", 16],
@@ -296,11 +294,8 @@ def test_list_names_every_mixer(capsys):
         ),
         (["train", "--length", 10**9], "of memory; make it smaller"),
         (["train", "--batch", 10**9], "of memory; make it smaller"),
-        (["train", "--layers", 10**9], "of memory; make it smaller"),
         (["train", "--width", 10**8], "parameters takes 7,680 PB at least to train on"),
-        (["train", "--tokenizer", "/nowhere"], "no tokenizer at '/nowhere'"),
         (["generate", "."], "no model at ."),
-        (["list", "metallica"], "unknown mixers: metallica"),
         (["list", "--presets", "metallica"], "no preset begins with metallica"),
         (["list", "--tasks", "metallica"], "no task begins with metallica"),
         (["train", "--preset", "metala-36m"], "did you mean metala-360m"),
@@ -322,11 +317,7 @@ def test_errors_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     [
         ([], "VERB"),
         (["metamorphose"], "invalid choice: 'metamorphose'"),
-        (["train", "--tokenizer", "bpe:many"], "such as bpe:1024"),
-        (["train", "--mixers", '["metala"]'], 'an object with a "name"'),
         (["train", "--mixers", "[{"], "not a JSON list"),
-        (["train", "--device", "abacus"], "'abacus' is not auto or cpu"),
-        (["train", "--steps", "0"], "argument --steps: '0' does not fit; it must be 1 or more"),
     ],
 )
 def test_arguments_are_checked(capsys, arguments, message):

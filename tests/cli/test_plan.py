@@ -86,7 +86,6 @@ def test_options_change_a_recipe(capsys) -> None:
         (["plan"], "nothing says how much is trained; name a recipe"),
         (["plan", "metala-360m", "--width=64"], "has a model already; leave out --width"),
         (["plan", "--preset=pythia-70m", "--width=64", *WORK], "name one model only"),
-        ([*OWN, *WORK, "--mfu=2"], "it is at most 1"),
         ([*OWN, *WORK, "--devices=3"], "batch = 8 is not divisible"),
         (["plan", "--layers=80", "--width=16384", *WORK], "too many"),
     ],

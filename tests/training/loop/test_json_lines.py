@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastweights.errors import CheckpointError
-from fastweights.training.loop.files import read_json, write_json
-from fastweights.training.loop.json_lines import (
-    append_row,
-    cut_torn_line,
-    finite,
-    read_rows,
-    write_rows,
-)
+from fastweights.training.loop.json_lines import append_row, finite, read_rows, write_rows
 
 ROWS = [{"step": 1, "text": "a\nb\u2028c"}, {"step": 2, "loss": 0.1}]
 
@@ -28,17 +21,6 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert read_rows(path) == ROWS
     write_rows(path, ROWS[:1])
     assert read_rows(path) == ROWS[:1]
-
-
-@pytest.mark.parametrize("cut", [1, 5])
-def test_a_torn_last_line_was_never_written(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, ROWS)
-    path.write_bytes(path.read_bytes()[:-cut])
-    assert read_rows(path) == ROWS[:1]
-    cut_torn_line(path)
-    append_row(path, {"step": 3})
-    assert read_rows(path) == [ROWS[0], {"step": 3}]
 
 
 @pytest.mark.parametrize("line", ['{"step": ', "[1]", "3", "\x00"])
@@ -56,12 +38,3 @@ def test_numbers_that_json_has_not(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.jsonl") == []
     append_row(tmp_path / "rows.jsonl", finite(row))
     assert read_rows(tmp_path / "rows.jsonl") == [{**row, "loss": None, "rate": None}]
-
-
-def test_a_json_file_is_whole_or_damaged_and_named(tmp_path: Path) -> None:
-    path = tmp_path / "content.json"
-    write_json(path, {"é": [1, None]})
-    assert read_json(path) == {"é": [1, None]}
-    path.write_text(path.read_text()[:-3])
-    with pytest.raises(CheckpointError, match=r"content.json is damaged"):
-        read_json(path)

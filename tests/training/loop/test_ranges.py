@@ -10,7 +10,7 @@ import pytest
 from fastweights import ranges
 from fastweights.errors import TrainingError
 from fastweights.ranges import Range
-from fastweights.train import TrainConfig
+from fastweights.train import LoRA, TrainConfig, WarmupStableDecay
 from fastweights.training.loop.optimizers import AdamW
 from fastweights.training.loop.schedules import Constant, Cosine, CosineAnnealing, Linear, Stepwise
 from fastweights.training.loop.stage import Every, Optimization
@@ -69,6 +69,12 @@ def test_lists_are_lists_of_numbers():
         (CosineAnnealing, {"start": math.inf}),
         (CosineAnnealing, {"final": -1e-6}),
         (Stepwise, {"schedule": Constant(), "updates": 0}),
+        (WarmupStableDecay, {"decay": 1.0}),
+        (WarmupStableDecay, {"decay": -0.1}),
+        (WarmupStableDecay, {"warmup": -1}),
+        (LoRA, {"rank": 0}),
+        (LoRA, {"alpha": 0.0}),
+        (LoRA, {"dropout": 1.0}),
         (Optimization, {"clip": 0.0}),
         (Optimization, {"clip": -1.0}),
         (Optimization, {"clip": math.nan}),
@@ -78,7 +84,11 @@ def test_lists_are_lists_of_numbers():
         (Optimization, {"steps": True}),
         (Optimization, {"every": Every(evaluation=-1)}),
         (Optimization, {"every": Every(checkpoint=0)}),
+        *((Optimization, {name: 0}) for name in ("steps", "batch", "accumulate")),
+        (Optimization, {"every": Every(log=0)}),
+        (TrainConfig, {"length": 0}),
         (TrainConfig, {"length": 1.5}),
+        (TrainConfig, {"z_loss": -0.1}),
     ],
 )
 def test_records_refuse_what_makes_no_sense(record, fields):
