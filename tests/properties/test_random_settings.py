@@ -142,15 +142,6 @@ def _part(value: Any, field: Any) -> Any:
     return json.loads(json.dumps(to_json_value(getattr(value, field.name))))
 
 
-@law(calls=300, value=CONFIGS, name=st.sampled_from(sorted(VALUES)))
-def test_a_field_with_its_default_changes_no_key(value: TrainConfig, name: str) -> None:
-    """A record that was written before the field was there is that of the default."""
-    plain = replace(value, **{name: getattr(TrainConfig(), name)})
-    record = stored(plain)
-    del record[name]
-    assert list(differences(record, plain)) == []
-
-
 @pytest.mark.long
 @law(calls=200, few=8, one=CONFIGS, other=CONFIGS)
 def test_a_folder_is_of_one_run(one: TrainConfig, other: TrainConfig) -> None:

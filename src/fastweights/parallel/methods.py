@@ -190,22 +190,16 @@ class HeadSharded(ShardedMethod):
 
 
 @dataclass(frozen=True)
-class HybridSharded(ShardedMethod):
+class HybridSharded(HeadSharded):
     """`TimeSharded` where the rule has a state of a fixed size, `HeadSharded` for the others, such
     as the softmax layers of a hybrid.
 
     Source: LASP-2H (2502.07563), with heads in place of gathered keys.
     """
 
-    gathers_state: bool = True
-
-    def without_state(self) -> Self:
-        return replace(self, gathers_state=False)
-
     def evaluate_slice(self, recurrence: Recurrence, state: State) -> tuple[Tensor, State]:
         try:
             effect = recurrence.effect(self.method.evaluate)
         except NoFiniteFormError:
-            heads = HeadSharded(self.group, self.method, self.gathers_state)
-            return heads.evaluate_slice(recurrence, state)
+            return super().evaluate_slice(recurrence, state)
         return TimeSharded(self.group, self.method).evaluate_after(effect, recurrence, state)

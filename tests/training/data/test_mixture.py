@@ -229,14 +229,6 @@ def test_sources_are_named_after_files_and_folders():
     assert name_sources(sources) == ("web", "books", "code", "c4", "books-2", "text")
 
 
-def test_a_mixture_is_another_run(tmp_path):
-    config = tiny(tmp_path)
-    mixed = replace(config, text=replace(config.text, weights=(1,)))
-    train(replace(config, steps=1), tmp_path / "run", cpu=True)
-    with pytest.raises(ValueError, match=r"text.weights"):
-        train(replace(mixed, steps=1), tmp_path / "run", cpu=True)
-
-
 def test_a_folder_that_is_not_shared_is_an_error(sources, tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.training.data.folder.VISIBLE", 0.0)
     folder = TextFolder(tmp_path / "run", Text(sources), 16, lambda: Bytes().build(()))

@@ -326,13 +326,6 @@ def test_no_sound_checkpoint_is_an_error(folder, tmp_path):
             train(tiny(folder), tmp_path / "out", cpu=True)
 
 
-def test_a_folder_of_something_else_is_left_alone(folder, tmp_path):
-    (tmp_path / "letters.txt").write_text("dear")
-    with pytest.raises(CheckpointError, match="not a training run"):
-        train(tiny(folder), tmp_path, cpu=True)
-    assert [p.name for p in tmp_path.iterdir()] == ["letters.txt"]
-
-
 def test_another_run_is_left_alone(folder, undisturbed):
     with pytest.raises(
         CheckpointError, match=r"holds another run \(optimizer.lr was 0.01, is 0.5\)"

@@ -57,13 +57,6 @@ def through_json(value: object) -> Any:
 CONFIG = Config(3, Inner(0.2), {"heads": 2}, (Inner(), Inner(0.5)))
 
 
-def test_a_record_is_of_its_value() -> None:
-    record = through_json(to_record(CONFIG))
-    assert record["identity"] == VERSION
-    assert record["inner"]["type"] == "Inner"
-    assert list(differences(record, CONFIG)) == []
-
-
 @pytest.mark.parametrize(
     ("other", "named"),
     [
