@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, NoReturn
@@ -30,13 +30,9 @@ class Parser(ArgumentParser):
         if self.aliases and args and not args[0].startswith("-"):
             if args[0] in self.aliases:
                 args = [*self.aliases[args[0]], *args[1:]]
-            elif args[0] not in self._verbs:
+            elif args[0] not in {name for action in self._actions for name in action.choices or ()}:
                 args = [*self.aliases[""], *args]
         return super().parse_known_args(args, namespace)
-
-    @property
-    def _verbs(self) -> Collection[str]:
-        return [name for action in self._actions for name in action.choices or ()]
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,10 @@ class Lines(Reporter):
             " vocabulary"
         )
         self.note(f"text        {_text(summary)}")
+        updated, tokens = summary.steps * summary.tokens_per_step, summary.train_tokens
+        epochs = "" if tokens is None else f", {updated / tokens:.1f} epochs"
         self.note(
-            f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens"
-            f"{_epochs(summary)}"
+            f"training    {summary.steps:,} steps of {summary.tokens_per_step:,} tokens{epochs}"
         )
         self.note(f"device      {summary.device}")
         self.note(f"writes to   {summary.out}")
@@ -191,12 +192,6 @@ def _text(summary: Summary) -> str:
     tokens = summary.train_tokens
     there = "trained on as it is tokenized" if tokens is None else f"{tokens:,} tokens to train on"
     return f"{there}, {summary.validation_tokens:,} to validate"
-
-
-def _epochs(summary: Summary) -> str:
-    if summary.train_tokens is None:
-        return ""
-    return f", {summary.steps * summary.tokens_per_step / summary.train_tokens:.1f} epochs"
 
 
 def _losses(row: Row) -> str:

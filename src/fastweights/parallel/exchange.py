@@ -101,13 +101,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @_refuses_further
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, *_sum_back(ctx.group, gradients)
-
-
-def _sum_back(group: ProcessGroup, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-    """The sum over processes of the parts of `gradients` that are this one's."""
-    received = iter(_all_to_all(group, [g for g in gradients if _is_differentiable(g)]))
-    return [next(received).sum(0) if _is_differentiable(g) else None for g in gradients]
+        received = iter(_all_to_all(ctx.group, [g for g in gradients if _is_differentiable(g)]))
+        return None, *(next(received).sum(0) if _is_differentiable(g) else None for g in gradients)
 
 
 class _Exchange(torch.autograd.Function):

@@ -21,7 +21,7 @@ from fastweights.cli.progress import reporter
 from fastweights.engines.aoti import require_compiler, write_package
 from fastweights.engines.exported.linearized import require_graph
 from fastweights.engines.exported.program import Exported
-from fastweights.engines.onnx import DOMAINS, Domain, require_onnx, write_onnx
+from fastweights.engines.onnx import DOMAINS, require_onnx, write_onnx
 from fastweights.importers import export_model, tokenizer_files
 from fastweights.importers.export import require_family
 from fastweights.linearize.convert.attention_layers import PREFIX
@@ -43,7 +43,7 @@ def export_model_folder(chosen: Namespace, console: Console) -> None:
     _require_exported(chosen, load_config(source))
     if chosen.out.suffix in FILES:
         _require_own_tokenizer(source, chosen.out)
-        _require_tools(chosen.out)
+        (require_onnx if chosen.out.suffix == ".onnx" else require_compiler)()
     with no_progress_bars():
         model = _load(source)
         if chosen.out.suffix in FILES:
@@ -109,14 +109,6 @@ def _require_own_tokenizer(source: Path, out: Path) -> None:
             )
 
 
-def _require_tools(out: Path) -> None:
-    """Raise unless there is what the file is written with."""
-    if out.suffix == ".onnx":
-        require_onnx()
-    else:
-        require_compiler()
-
-
 def _write_file(model: Exported, source: Path, chosen: Namespace, console: Console) -> None:
     out = chosen.out.resolve()
     nearest = next(parent for parent in out.parents if parent.exists())
@@ -124,18 +116,19 @@ def _write_file(model: Exported, source: Path, chosen: Namespace, console: Conso
         written = Path(folder, out.name)
         with reporter(console) as shown, tell_layers(model, shown):
             if out.suffix == ".pt2":
-                said = _write_package(model, written, shown)
+                write_package(model, written, shown.note)
+                said = "prefill and decode, compiled for this machine's processor"
             else:
-                said = _write_graph(
-                    model, written, DOMAINS[chosen.domain or "com.microsoft"], shown
-                )
+                domain = DOMAINS[chosen.domain or "com.microsoft"]
+                counts = write_onnx(model, written, domain, shown.note)
+                said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         for path in tokenizer_files(source):
             shutil.copyfile(path, Path(folder, path.name))
         out.parent.mkdir(parents=True, exist_ok=True)
         beside = [path for path in Path(folder).iterdir() if path != written]
         for path in (*beside, written):  # the file last: once it is there, all is
             path.replace(out.parent / path.name)
-    console.print(f"{chosen.out}, with {said}", soft_wrap=True)
+    console.print(f"{chosen.out}, with {said or 'plain operators alone'}", soft_wrap=True)
 
 
 @contextmanager
@@ -160,17 +153,6 @@ def tell_layers(model: nn.Module, shown: Reporter) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _write_graph(model: Exported, out: Path, domain: Domain, shown: Reporter) -> str:
-    counts = write_onnx(model, out, domain, shown.note)
-    nodes = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    return nodes or "plain operators alone"
-
-
-def _write_package(model: Exported, out: Path, shown: Reporter) -> str:
-    write_package(model, out, shown.note)
-    return "prefill and decode, compiled for this machine's processor"
 
 
 def _write_folder(

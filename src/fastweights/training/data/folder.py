@@ -265,8 +265,12 @@ class TextFolder:
             reporter.note("The text has changed since it was begun to be read; beginning again.")
             return None
         reporter.note(f"{min(damaged)} is missing or damaged; reading the text again from there.")
-        if damaged & texts.tokenizer_files(self.path).keys():
-            self._restore_tokenizer(texts)
+        lacks_tokenizer = damaged & texts.tokenizer_files(self.path).keys()
+        if lacks_tokenizer and self._save_tokenizer() != texts.tokenizer:
+            raise DataError(
+                f"the tokenizer in {self.path} was damaged and cannot be made again as it was;"
+                f" remove {self.path.parent} to begin again"
+            )
         return texts.before(damaged)
 
     def _is_unchanged(self, texts: StoredTexts) -> bool:
@@ -321,13 +325,6 @@ class TextFolder:
         with atomic_folder(self.path / TOKENIZER) as new:
             self.tokenizer.save_pretrained(new)
         return hash_files(self.path, [self.path / TOKENIZER])
-
-    def _restore_tokenizer(self, texts: StoredTexts) -> None:
-        if self._save_tokenizer() != texts.tokenizer:
-            raise DataError(
-                f"the tokenizer in {self.path} was damaged and cannot be made again as it was;"
-                f" remove {self.path.parent} to begin again"
-            )
 
     def _write_texts(
         self, begun: StoredTexts, reporter: Reporter, stop: Callable[[], bool]

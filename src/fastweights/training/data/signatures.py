@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 
@@ -54,8 +55,11 @@ def guess_wide_encoding(block: bytes) -> str | None:
     another control character where the alphabet is another."""
     if 0 not in block:
         return None
-    if wide := _decodes_as_utf_32(block[:_SAMPLE]):
-        return wide
+    for name in ("utf-32le", "utf-32be"):
+        with suppress(UnicodeDecodeError):
+            text = block[:_SAMPLE][: len(block) // 4 * 4].decode(name)
+            if text and "\x00" not in text:
+                return name
     for name, half, other in _halves(block[:_SAMPLE]):
         controls = len(half) - len(half.translate(None, _CONTROLS))
         if 0 in half and 0 not in other and 10 * controls > 7 * len(half):
@@ -68,7 +72,10 @@ def explain_bytes(block: bytes, start: int) -> str:
     for mark, name in _MARKS.items():
         if block.startswith(mark):
             return f"it is {name.upper()} by its first bytes: {convert(name)}"
-    if name := guess_wide_encoding(block) or _guess_utf_16(block[:_SAMPLE]):
+    # of UTF-16, one half of the spaces and line ends is 0
+    halves = _halves(block[:_SAMPLE])
+    spaced = (n for n, half, other in halves if 100 * half.count(0) > len(half) and 0 not in other)
+    if name := guess_wide_encoding(block) or next(spaced, None):
         return f"it seems to be {name.upper()}: {convert(name)}"
     if not block[:start].isascii():
         return "what is before is: mend that place, or leave it out (iconv -c -f utf-8 -t utf-8)"
@@ -86,25 +93,6 @@ def _halves(block: bytes) -> tuple[tuple[str, bytes, bytes], ...]:
     """The high bytes and the low ones by the order that they may have."""
     even, odd = block[::2], block[1::2]
     return ("utf-16le", odd, even), ("utf-16be", even, odd)
-
-
-def _decodes_as_utf_32(block: bytes) -> str | None:
-    for name in ("utf-32le", "utf-32be"):
-        try:
-            text = block[: len(block) // 4 * 4].decode(name)
-        except UnicodeDecodeError:
-            continue
-        if text and "\x00" not in text:
-            return name
-    return None
-
-
-def _guess_utf_16(block: bytes) -> str | None:
-    """By spaces and line ends, of which one half is 0."""
-    for name, half, other in _halves(block):
-        if 100 * half.count(0) > len(half) and 0 not in other:
-            return name
-    return None
 
 
 def _is_windows_1252(block: bytes) -> bool:

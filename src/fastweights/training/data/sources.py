@@ -144,23 +144,17 @@ def _find(place: Path, left_out: LeftOut) -> Iterator[Path]:
     read = set[tuple[int, int]]()
     for path in sorted(found):
         parts = path.relative_to(place).parts if inside else path.parts
-        if path.is_dir() and (_is_open(path) if inside else "**" in place.parts):
+        entered = not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)
+        if path.is_dir() and (entered if inside else "**" in place.parts):
             continue
-        hidden = any(is_hidden(part) and not _matches(part, named) for part in parts)
+        hidden = any(
+            is_hidden(part) and not any(fnmatch(part, one) for one in named) for part in parts
+        )
         if reason := "hidden files" if hidden else _why_unread(path, read):
             left_out.add(reason, Path(*parts))
         else:
             read.add(_identity(path))
             yield path
-
-
-def _is_open(folder: Path) -> bool:
-    """Whether what is in a folder is found with what is in the one around it."""
-    return not folder.is_symlink() and os.access(folder, os.R_OK | os.X_OK)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _why_unread(path: Path, read: Collection[tuple[int, int]]) -> str:

@@ -98,7 +98,9 @@ def write_blocks(job: WritingJob) -> None:
         DataError: If a text cannot be read, or has changed in what is written of it already.
     """
     folder = Path(job.folder)
-    texts = _check_sources(job, _journal(folder))
+    begun = read_journal(folder)
+    assert begun is not None
+    texts = _check_sources(job, begun)
     blocks = {name: len(texts.shards.get(name, ())) for name in job.texts}
     streams = {
         name: _write(job, texts, name, folder / name, blocks[name])
@@ -125,12 +127,6 @@ def _ahead(text: str, block: int, wanted: Mapping[str, int]) -> int:
     """How many blocks behind those that are needed a block lies; what is validated on is needed as
     a whole, before."""
     return -1 if text == VALIDATION else block - wanted.get(text, 0)
-
-
-def _journal(folder: Path) -> StoredTexts:
-    texts = read_journal(folder)
-    assert texts is not None
-    return texts
 
 
 def _write(

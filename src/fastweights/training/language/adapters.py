@@ -112,7 +112,8 @@ def linear_layers(model: PreTrainedModel, outside: Iterable[str]) -> list[str]:
     Raises:
         TrainingError: If there are none.
     """
-    head, avoided = model.get_output_embeddings(), {*outside, *FUSED.get(_type_of(model), ())}
+    head, fused = model.get_output_embeddings(), FUSED.get(model.config.model_type, ())
+    avoided = {*outside, *fused}
     found = [
         path
         for path, module in model.named_modules()
@@ -252,7 +253,3 @@ def has_adapters(model: Any) -> bool:
     from peft import PeftModel
 
     return isinstance(model, PeftModel)
-
-
-def _type_of(model: PreTrainedModel) -> str:
-    return str(model.config.model_type)

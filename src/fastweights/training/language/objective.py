@@ -25,7 +25,7 @@ def make_objective(model: Any, z_loss: float) -> Objective:
             for none.
     """
     if z_loss == 0:
-        return _cross_entropy
+        return lambda model, batch: {"loss": model(**batch).loss}
     base = model.get_base_model() if has_adapters(model) else model
     losses = _own_losses if isinstance(base, FastWeightsForCausalLM) else _losses_of_logits
 
@@ -34,10 +34,6 @@ def make_objective(model: Any, z_loss: float) -> Objective:
         return {"loss": loss, "z_loss": z_loss * log_z}
 
     return objective
-
-
-def _cross_entropy(model: Any, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {"loss": model(**batch).loss}
 
 
 def _own_losses(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

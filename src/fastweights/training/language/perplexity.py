@@ -96,11 +96,8 @@ class PositionLoss:
     def mean_between(self, edges: np.ndarray) -> np.ndarray:
         """Average the loss from each of `edges` (ascending positions) up to, and without, the next
         one."""
-        return np.array([self._between(first, last) for first, last in pairwise(edges)])
-
-    def _between(self, first: int, last: int) -> float:
-        span = slice(first - 1, last - 1)
-        return float(self.sums[span].sum() / self.counts[span].sum())
+        spans = [slice(first - 1, last - 1) for first, last in pairwise(edges)]
+        return np.array([self.sums[span].sum() / self.counts[span].sum() for span in spans])
 
     def _check_same(self, reference: PositionLoss) -> None:
         if not np.array_equal(self.counts, reference.counts):

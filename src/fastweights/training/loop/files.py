@@ -151,12 +151,9 @@ def hash_files(folder: Path, parts: Iterable[Path]) -> dict[str, str]:
 def find_damage(files: Mapping[Path, str]) -> set[Path]:
     """Return those of `files` that are missing or differ from their SHA-256."""
     with ThreadPoolExecutor() as threads:
-        found = dict(zip(files, threads.map(_hash_or_none, files), strict=True))
-    return {path for path, digest in files.items() if found[path] != digest}
-
-
-def _hash_or_none(path: Path) -> str | None:
-    return hash_file(path) if path.is_file() else None
+        found = threads.map(lambda path: hash_file(path) if path.is_file() else None, files)
+        pairs = zip(files.items(), found, strict=True)
+        return {path for (path, digest), there in pairs if there != digest}
 
 
 def size_of(path: Path) -> int:

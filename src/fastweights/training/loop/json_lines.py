@@ -65,11 +65,10 @@ def damaged_line(path: Path, number: int, why: str) -> CheckpointError:
 
 def finite(row: Row) -> dict[str, Any]:
     """Return a row with None in place of numbers that are not finite, which JSON cannot express."""
-    return {name: value if _is_finite(value) else None for name, value in row.items()}
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
 
 
 def _whole_lines(path: Path) -> list[bytes]:

@@ -52,7 +52,11 @@ def change_end(out: Path, config: Optimization, results: Iterable[str]) -> None:
     with lock_run(out):
         made = last_step(out / "checkpoints")
         _require_same_rates(out, made, former, end)
-        _require_not_made(out, made, config.steps)
+        if made > config.steps:
+            raise CheckpointError(
+                f"{out} has made {made} steps, and {config.steps} are fewer; ask for {made} or"
+                " more, or choose another folder"
+            )
         for result in results:
             remove_folder(out / result)
         write_json(out / RECORD, to_record(config))
@@ -84,11 +88,3 @@ def _require_same_rates(out: Path, made: int, former: _RunEnd, end: _RunEnd) -> 
 def _named(former: _RunEnd, end: _RunEnd) -> str:
     names = dict.fromkeys(type(one.schedule).__name__ for one in (former, end))
     return f"{' and '.join(names)} schedule"
-
-
-def _require_not_made(out: Path, made: int, steps: int) -> None:
-    if made > steps:
-        raise CheckpointError(
-            f"{out} has made {made} steps, and {steps} are fewer; ask for {made} or more, or"
-            " choose another folder"
-        )
