@@ -1,7 +1,7 @@
 """Options from classes: a class's fields are options, its docstring is their help.
 
 The type of a field says what its value is, as `argument_types` reads it; its default is the
-option's. One of the library's own settings (`LibraryClass`) stands for its default and its range.
+option's. A field of the library's (`settings.fields_of`) stands for its default and its range.
 """
 
 from __future__ import annotations

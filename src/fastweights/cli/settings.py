@@ -6,9 +6,9 @@ Nothing of them is imported, so that the command's help needs no torch.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,9 @@ class LibraryField:
         return next(node for node in classes if node.name == name)
 
 
-@dataclass(frozen=True)
-class LibraryClass:
-    """The fields of one of the library's dataclasses, by name.
-
-    Attributes:
-        place: ``module:Class``, the module without the name of the package.
-    """
-
-    place: str
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a field, as the default of an option that is the same."""
-        return LibraryField(self.place, name)
+def fields_of(place: str) -> Callable[[str], Any]:
+    """Return what makes a field of the class ``module:Class`` the default of an option."""
+    return partial(LibraryField, place)
 
 
 def names_in(place: str) -> tuple[str, ...]:

@@ -34,11 +34,11 @@ from fastweights.cli.parsers.shared import (
     SeedOptions,
     TrainingTextOptions,
 )
-from fastweights.cli.settings import LibraryClass, names_in, value_of
+from fastweights.cli.settings import fields_of, names_in, value_of
 
-DATA = LibraryClass("training.data.documents:Data")
-SOURCES = LibraryClass("training.data.request:Sources")
-CONVERSION = LibraryClass("linearize.distill.conversion:Conversion")
+DATA = fields_of("training.data.documents:Data")
+SOURCES = fields_of("training.data.request:Sources")
+CONVERSION = fields_of("linearize.distill.conversion:Conversion")
 RECIPES = names_in("linearize.distill.recipes:RECIPES")
 PUBLISHED = ", ".join(RECIPES)
 FEATURES, RULES, GATES, POSITIONS = (
@@ -69,7 +69,7 @@ class PretrainedOptions(Options):
 class SequencesOptions(Options):
     """Number of tokens per training sequence."""
 
-    length: int = DATA["length"]
+    length: int = DATA("length")
 
 
 class ConversionTextOptions(TrainingTextOptions, SequencesOptions):
@@ -81,7 +81,7 @@ class ConversionTextOptions(TrainingTextOptions, SequencesOptions):
     """
 
     data: Annotated[tuple[Given, ...], "SOURCE"]
-    validation_tokens: Annotated[Length, "TOKENS"] = SOURCES["held_out"]
+    validation_tokens: Annotated[Length, "TOKENS"] = SOURCES("held_out")
     responses: bool = False
 
 
@@ -151,7 +151,7 @@ class RecipeOptions(Options):
     convolution: Annotated[CountOrZero | None, "TAPS"] = None
     positions: Annotated[str | None, POSITIONS] = None
     layers: Annotated[CountsOrZero | None, "0,1,…"] = None
-    softmax_layers: Annotated[int, "K"] = CONVERSION["softmax_layers"]
+    softmax_layers: Annotated[int, "K"] = CONVERSION("softmax_layers")
     cache_budget: Annotated[int | None, size, "SIZE"] = None
     state_budget: Annotated[int | None, size, "SIZE"] = None
     cache_length: Annotated[Count | None, "TOKENS"] = None
@@ -208,7 +208,7 @@ class LinearizePlanVerb(Verb, PretrainedOptions, SequencesOptions, DtypeOptions)
 
     run = Deferred("linearize", "print_plan")
     groups = (RankedRecipeOptions,)
-    validation_tokens: Annotated[Length, "TOKENS"] = SOURCES["held_out"]
+    validation_tokens: Annotated[Length, "TOKENS"] = SOURCES("held_out")
 
 
 class LinearizeRunVerb(Verb, PretrainedOptions, DtypeOptions, DeviceOptions):

@@ -20,10 +20,10 @@ from fastweights.cli.argument_types import (
 from fastweights.cli.options import PLACE, Options
 from fastweights.cli.parser import Deferred, Verb
 from fastweights.cli.parsers.shared import DeviceOptions
-from fastweights.cli.settings import LibraryClass, names_in
+from fastweights.cli.settings import fields_of, names_in
 
 TABLES = ", ".join(names_in("analysis.tables:TABLES"))
-MESA = LibraryClass("lab.bench.mesa:MesaPlan")
+MESA = fields_of("lab.bench.mesa:MesaPlan")
 
 
 class ListVerb(Verb):
@@ -128,7 +128,7 @@ class OwnMixerOptions(Options):
 class ContendersOptions(Options):
     """Seconds for each contender after its warm-up."""
 
-    seconds: Positive = LibraryClass("lab.bench.timing:Budget")["seconds"]
+    seconds: Positive = fields_of("lab.bench.timing:Budget")("seconds")
 
 
 class BenchOpsVerb(Verb, ChoiceOptions, ContendersOptions, TargetOptions):
@@ -155,7 +155,7 @@ class BenchDecodeVerb(Verb, ChoiceOptions, OwnMixerOptions, TargetOptions):
     """
 
     run = Deferred("bench", "bench_decoding")
-    tokens: Annotated[CountOrZero, "N"] = LibraryClass("lab.bench.decode:DecodePlan")["tokens"]
+    tokens: Annotated[CountOrZero, "N"] = fields_of("lab.bench.decode:DecodePlan")("tokens")
     compile: bool = False
 
 
@@ -184,9 +184,9 @@ class BenchMesaVerb(Verb, ContendersOptions, TargetOptions):
 
     run = Deferred("bench", "bench_mesa")
     checkpoint: ModelPath | None = None
-    text: Given = MESA["text"]
-    tokens: Length = MESA["tokens"]
-    length: Length = MESA["length"]
+    text: Given = MESA("text")
+    tokens: Length = MESA("tokens")
+    length: Length = MESA("length")
 
 
 class BenchVerb(Verb):

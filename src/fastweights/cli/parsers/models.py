@@ -29,12 +29,12 @@ from fastweights.cli.parsers.shared import (
     RoundedOptions,
     SeedOptions,
 )
-from fastweights.cli.settings import LibraryClass, names_in
+from fastweights.cli.settings import fields_of, names_in
 
 READ = ", ".join(sorted(names_in("importers:FAMILIES")))
 WRITTEN = tuple(sorted(names_in("importers.settings:SETTINGS")))
 FAMILIES = ", ".join(WRITTEN)
-LIMITS = LibraryClass("analysis.profile:ProfileLimits")
+LIMITS = fields_of("analysis.profile:ProfileLimits")
 
 
 class SamplingOptions(Options):
@@ -218,8 +218,8 @@ class AnalyzeVerb(Verb, RecordsOptions, PluginsOptions):
     text: Annotated[tuple[Given, ...] | None, "SOURCE"] = None
     out: Place = Path("runs/analysis")
     tokens: Length = 1024
-    window: Count = LIMITS["window"]
-    heads: Count = LIMITS["heads"]
+    window: Count = LIMITS("window")
+    heads: Count = LIMITS("heads")
 
 
 class ModelsOptions(PluginsOptions, RoundedOptions, DeviceOptions):
@@ -288,7 +288,7 @@ class EvalHarnessVerb(EvalTasksVerb):
     out = Path("runs/eval/harness")
 
 
-NEEDLES = LibraryClass("lab.evals.needles:NeedleGrid")
+NEEDLES = fields_of("lab.evals.needles:NeedleGrid")
 
 
 class EvalNeedlesVerb(Verb, ModelsOptions, RecordsOptions, SeedOptions):
@@ -307,9 +307,9 @@ class EvalNeedlesVerb(Verb, ModelsOptions, RecordsOptions, SeedOptions):
     run = Deferred("eval", "measure_needles")
     out: Place = Path("runs/eval/needles")
     text: Annotated[tuple[Given, ...] | None, "SOURCE"] = None
-    lengths: Annotated[Counts, "N,N,…"] = NEEDLES["lengths"]
-    depths: Annotated[Depths, "N"] = NEEDLES["depths"]
-    repeats: Annotated[Count, "N"] = NEEDLES["repeats"]
+    lengths: Annotated[Counts, "N,N,…"] = NEEDLES("lengths")
+    depths: Annotated[Depths, "N"] = NEEDLES("depths")
+    repeats: Annotated[Count, "N"] = NEEDLES("repeats")
 
 
 class EvalVerb(Verb):

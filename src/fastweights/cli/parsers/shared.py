@@ -17,11 +17,11 @@ from fastweights.cli.argument_types import (
     own_mixer,
 )
 from fastweights.cli.options import REPEATED, Named, Options
-from fastweights.cli.settings import LibraryClass, names_in, value_of
+from fastweights.cli.settings import fields_of, names_in, value_of
 
-EVERY = LibraryClass("training.loop.stage:Every")
-LAYOUT = LibraryClass("training.loop.layout:Layout")
-TEXT = LibraryClass("training.data.corpus:Text")
+EVERY = fields_of("training.loop.stage:Every")
+LAYOUT = fields_of("training.loop.layout:Layout")
+TEXT = fields_of("training.data.corpus:Text")
 TRACKERS = names_in("training.loop.tracking:TRACKERS")
 BLOCK = 1 << 27
 """Tokens of a block of streamed text unless told otherwise."""
@@ -94,7 +94,7 @@ class TrainingTextOptions(RecordsOptions):
     data_weights: Annotated[tuple[Positive, ...], "WEIGHT"] = ()
     stream: Annotated[Count | None, "TOKENS", {"nargs": "?", "const": BLOCK}] = None
     validation: Annotated[tuple[Given, ...], "SOURCE"] = ()
-    validation_tokens: Annotated[Length, "TOKENS"] = TEXT["held_out"]
+    validation_tokens: Annotated[Length, "TOKENS"] = TEXT("held_out")
     across: bool = False
     template: Annotated[str | None, chat_template, "none|FILE"] = None
 
@@ -131,9 +131,9 @@ class ProgressOptions(Options):
             before it ends, to be started again by torchrun --max-restarts.
     """
 
-    log_every: Annotated[Count, "STEPS"] = EVERY["log"]
-    eval_every: Annotated[Count, "STEPS"] = EVERY["evaluation"]
-    checkpoint_every: Annotated[Count, "STEPS"] = EVERY["checkpoint"]
+    log_every: Annotated[Count, "STEPS"] = EVERY("log")
+    eval_every: Annotated[Count, "STEPS"] = EVERY("evaluation")
+    checkpoint_every: Annotated[Count, "STEPS"] = EVERY("checkpoint")
     track: Annotated[tuple[str, ...], TRACKERS, REPEATED] = ()
     patience: Annotated[Positive, "SECONDS"] = value_of("training.loop.processes:PATIENCE")
 
@@ -162,6 +162,5 @@ class ArchitectureOptions(Options):
 
 
 LAYERS, WIDTH = (
-    LibraryClass("training.language.architectures:Architecture")[name]
-    for name in ("layers", "width")
+    fields_of("training.language.architectures:Architecture")(name) for name in ("layers", "width")
 )

@@ -27,18 +27,17 @@ from fastweights.cli.parsers.shared import (
     SeedOptions,
     TrainingTextOptions,
 )
-from fastweights.cli.settings import LibraryClass, names_in
+from fastweights.cli.settings import fields_of, names_in
 
-ADAMW = LibraryClass("training.loop.optimizers:AdamW")
-OPTIMIZATION = LibraryClass("training.loop.stage:Optimization")
-TRAINING = LibraryClass("training.language.language_model:TrainConfig")
-WORKLOAD = LibraryClass("budget.training:Workload")
-LR, FULL_LR, LORA_LR = ADAMW["lr"], 1e-4, 2e-4
+ADAMW = fields_of("training.loop.optimizers:AdamW")
+OPTIMIZATION = fields_of("training.loop.stage:Optimization")
+TRAINING = fields_of("training.language.language_model:TrainConfig")
+WORKLOAD = fields_of("budget.training:Workload")
+LR, FULL_LR, LORA_LR = ADAMW("lr"), 1e-4, 2e-4
 """Learning rates unless told otherwise: of new models, of existing ones, of their adapters."""
-RANK = LibraryClass("training.language.adapters:LoRA")["rank"]
+RANK = fields_of("training.language.adapters:LoRA")("rank")
 SCHEDULES = names_in("training.loop.schedules:SCHEDULES")
-SHAPES = ("sqrt", "linear", "cosine")
-"""Of the decay of `wsd`."""
+SHAPES = names_in("training.loop.schedules:DECAY_SHAPES")
 DECAY = 0.2
 """Fraction of the steps in which `wsd` decays unless told otherwise."""
 OPTIMIZERS = ("adamw", "muon")
@@ -103,21 +102,21 @@ class UpdatesOptions(SeedOptions):
     """
 
     title = "training"
-    steps: int = OPTIMIZATION["steps"]
-    batch: int = OPTIMIZATION["batch"]
-    length: Length = TRAINING["length"]
-    accumulate: int = OPTIMIZATION["accumulate"]
+    steps: int = OPTIMIZATION("steps")
+    batch: int = OPTIMIZATION("batch")
+    length: Length = TRAINING("length")
+    accumulate: int = OPTIMIZATION("accumulate")
     lr: Positive | None = None
     optimizer: Annotated[str, OPTIMIZERS] = OPTIMIZERS[0]
     matrix_lr: Annotated[Positive | None, "LR"] = None
     schedule: Annotated[str, SCHEDULES] = SCHEDULES[0]
     decay: Annotated[Fraction | None, "FRACTION"] = None
     decay_shape: Annotated[str | None, SHAPES] = None
-    weight_decay: float = ADAMW["weight_decay"]
-    beta2: Annotated[Fraction, "FRACTION"] = ADAMW["betas"].default[1]
-    warmup: Annotated[int, "STEPS"] = LibraryClass("training.loop.schedules:Cosine")["warmup"]
-    clip: float = OPTIMIZATION["clip"]
-    z_loss: Annotated[float, "WEIGHT"] = TRAINING["z_loss"]
+    weight_decay: float = ADAMW("weight_decay")
+    beta2: Annotated[Fraction, "FRACTION"] = ADAMW("betas").default[1]
+    warmup: Annotated[int, "STEPS"] = fields_of("training.loop.schedules:Cosine")("warmup")
+    clip: float = OPTIMIZATION("clip")
+    z_loss: Annotated[float, "WEIGHT"] = TRAINING("z_loss")
     bf16: bool = False
 
 
@@ -131,7 +130,7 @@ class MemoryOptions(DivisionOptions):
     """
 
     title = "memory and speed (a run may go on under other ones)"
-    slices: Annotated[int, "N"] = LAYOUT["slices"]
+    slices: Annotated[int, "N"] = LAYOUT("slices")
     compile: bool = False
 
 
@@ -216,7 +215,7 @@ class PlannedDevicesOptions(Options):
     devices: Annotated[Count | None, "N"] = None
     shard: bool = False
     recompute: bool = False
-    mfu: Annotated[Positive, "SHARE"] = WORKLOAD["utilization"]
+    mfu: Annotated[Positive, "SHARE"] = WORKLOAD("utilization")
     price: Annotated[Positive | None, "PRICE"] = None
 
 

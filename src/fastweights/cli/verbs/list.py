@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from inspect import Parameter, cleandoc, signature
 
 import numpy as np
@@ -30,11 +31,7 @@ def list_(chosen: Namespace, console: Console) -> None:
 
 
 def _tasks(chosen: Namespace, console: Console) -> None:
-    wanted = [name for name in TASKS if not chosen.names or name.startswith(tuple(chosen.names))]
-    if not wanted:
-        raise ValueError(
-            f"no task begins with {' or '.join(chosen.names)}; leave the name out to see all"
-        )
+    wanted = _wanted(TASKS, "task", chosen)
     table = _named_table("training", "tests", "length", "classes", "source")
     for name in wanted:
         one = TASKS[name]
@@ -51,6 +48,16 @@ def _tasks(chosen: Namespace, console: Console) -> None:
     exact = [name for name in wanted if name in chosen.names]
     for name in exact or (wanted if len(wanted) == 1 else []):
         _show_example(TASKS[name], console)
+
+
+def _wanted(names: Iterable[str], what: str, chosen: Namespace) -> list[str]:
+    """The names that begin with one of those that are asked for, or all."""
+    wanted = [name for name in names if not chosen.names or name.startswith(tuple(chosen.names))]
+    if not wanted:
+        raise ValueError(
+            f"no {what} begins with {' or '.join(chosen.names)}; leave the name out to see all"
+        )
+    return wanted
 
 
 def _examples(segments: tuple[Segment, ...]) -> str:
@@ -70,11 +77,7 @@ def _show_example(protocol: Protocol, console: Console) -> None:
 
 
 def _presets(chosen: Namespace, console: Console) -> None:
-    wanted = [name for name in PRESETS if not chosen.names or name.startswith(tuple(chosen.names))]
-    if not wanted:
-        raise ValueError(
-            f"no preset begins with {' or '.join(chosen.names)}; leave the name out to see all"
-        )
+    wanted = _wanted(PRESETS, "preset", chosen)
     table = _named_table("parameters", "published", "mixers", "source")
     for name in wanted:
         one = PRESETS[name]

@@ -29,17 +29,13 @@ from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.optimizers import AdamW, Muon, OptimizerConfig
 from fastweights.training.loop.report import Result
 from fastweights.training.loop.schedules import (
+    DECAY_SHAPES,
     SCHEDULES,
-    CosineDecay,
-    LinearDecay,
     Schedule,
-    SquareRootDecay,
     WarmupStableDecay,
 )
 from fastweights.training.loop.signals import StopOnSignal
 from fastweights.training.loop.tracking import track
-
-DECAYS = {"sqrt": SquareRootDecay(), "linear": LinearDecay(), "cosine": CosineDecay()}
 
 
 def _model(chosen: Namespace) -> Architecture | PresetArchitecture | ExistingModel:
@@ -90,7 +86,8 @@ def _optimizer(chosen: Namespace) -> OptimizerConfig:
 def _schedule(chosen: Namespace) -> Schedule:
     if chosen.schedule == "wsd":
         decay = DECAY if chosen.decay is None else chosen.decay
-        return WarmupStableDecay(chosen.warmup, decay, DECAYS[chosen.decay_shape or SHAPES[0]])
+        shape = DECAY_SHAPES[chosen.decay_shape or SHAPES[0]]
+        return WarmupStableDecay(chosen.warmup, decay, shape)
     if chosen.decay is not None or chosen.decay_shape is not None:
         raise ValueError(
             f"--decay and --decay-shape are of --schedule wsd, and this is {chosen.schedule}; leave"

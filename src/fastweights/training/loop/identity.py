@@ -56,7 +56,7 @@ def differences(stored: Any, value: Any, path: str = "") -> Iterator[str]:
         for key in {**stored, **{str(key): None for key in value}}:
             ours = {str(key): part for key, part in value.items()}
             yield from differences(stored.get(key), ours.get(key), _join(path, key))
-    elif isinstance(value, (list, tuple)) and _same_length(stored, value):
+    elif isinstance(stored, list) and isinstance(value, list | tuple) and len(stored) == len(value):
         for index, (theirs, ours) in enumerate(zip(stored, value, strict=True)):
             yield from differences(theirs, ours, _join(path, str(index)))
     elif stored != (ours := to_json_value(value)):
@@ -134,10 +134,6 @@ def _default(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return field.default_factory()
     return None if field.default is MISSING else field.default
-
-
-def _same_length(stored: Any, value: Any) -> bool:
-    return isinstance(stored, list) and len(stored) == len(value)
 
 
 def _join(path: str, key: str) -> str:

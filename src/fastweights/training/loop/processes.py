@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
@@ -40,8 +39,10 @@ _GLOO = "gloo", "pair closure"  # what its errors say, which have no type of the
 _TURNS = itertools.count()
 
 
-class Processes(ABC):
+class Processes:
     """The group of processes that train one model together, as one of them sees it.
+
+    What they exchange is, of a single one, its own.
 
     Attributes:
         device: Where this process computes.
@@ -114,9 +115,9 @@ class Processes(ABC):
             counts = self.reader < len(found)
             yield found[self.reader if counts else 0], counts
 
-    @abstractmethod
     def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Sum numbers over all processes; a number that one of them lacks counts as 0 there."""
+        return dict(numbers)
 
     def require_alike(self, *settings: object) -> None:
         """Check that all processes were started with the same settings.
@@ -130,24 +131,21 @@ class Processes(ABC):
                 f" {' and '.join(sorted(found))}; give all of them the same options"
             )
 
-    @abstractmethod
     def any(self, wish: bool) -> bool:
         """Whether `wish` is True in any process."""
+        return wish
 
-    @abstractmethod
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Average all gradients over the processes; a parameter without one in any process keeps
         none."""
 
-    @abstractmethod
     def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None:
         """Copy the first process's parameters to all processes."""
 
-    @abstractmethod
     def first_then_others(self) -> AbstractContextManager[None]:
         """Let the first process run a block before all others do."""
+        return nullcontext()
 
-    @abstractmethod
     def wait(self) -> None:
         """Wait until all processes have arrived here."""
 
@@ -162,21 +160,6 @@ class Alone(Processes):
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:
         self.device, self.index, self.count = device, 0, 1  # pyrefly: ignore[read-only]
-
-    def total(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        return dict(numbers)
-
-    def any(self, wish: bool) -> bool:
-        return wish
-
-    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None: ...
-
-    def begin_alike(self, parameters: Iterable[nn.Parameter]) -> None: ...
-
-    def first_then_others(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def wait(self) -> None: ...
 
 
 class Launched(Processes):

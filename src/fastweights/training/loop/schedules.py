@@ -264,6 +264,12 @@ SCHEDULES: Mapping[str, type[Any]] = {
     "wsd": WarmupStableDecay,
 }
 """Schedules by the names that commands and plans use."""
+DECAY_SHAPES: Mapping[str, DecayShape] = {
+    "sqrt": SquareRootDecay(),
+    "linear": LinearDecay(),
+    "cosine": CosineDecay(),
+}
+"""Likewise the shapes in which the rate of `WarmupStableDecay` falls."""
 
 
 def _phase(step: int, steps: int, warmup: int) -> tuple[float, float]:
