@@ -15,7 +15,7 @@ from pathlib import Path
 from fastweights.train import AdamW, Architecture, Cosine, Every, Text, TrainConfig, train
 from fastweights.training.loop.metrics import Row
 from fastweights.training.loop.report import Reading, Reporter, WorkDone
-from here import timeless
+from here import timeless, write_text
 from pictures import draw_pixels
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -28,10 +28,7 @@ def tiny(folder: Path, **changes) -> TrainConfig:
     """Six steps of a very small model on a text in `folder`, a checkpoint at every other one."""
     text = folder / "text.txt"
     if not text.exists():
-        text.write_text(
-            "".join(f"{n} sheep, {n * n % 97} goats; né à Zürich\n" for n in range(150)),
-            encoding="utf-8",
-        )
+        write_text(folder)
     config = TrainConfig(
         text=Text((str(text),)),
         model=Architecture(({"name": "metala", "heads": 2},), layers=1, width=8),
@@ -125,9 +122,7 @@ def launch_two(target: Callable[..., object], *given: object) -> None:
 
 def launch(count: int, target: Callable[..., object], *given: object) -> None:
     """Call `target` in processes, as torchrun starts them; all have to come to an end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [
         FORKS.Process(target=_join, args=(rank, count, port, target, given))
         for rank in range(count)
@@ -139,9 +134,21 @@ def launch(count: int, target: Callable[..., object], *given: object) -> None:
     assert [process.exitcode for process in processes] == [0] * count
 
 
-def _join(rank: int, count: int, port: int, target: Callable[..., object], given: tuple) -> None:
+def free_port() -> int:
+    """A port at which processes can meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def become_rank(rank: int, count: int, port: int) -> None:
+    """Have the environment that torchrun gives to one of several processes."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     os.environ |= {name: str(value) for name, value in {**place, **meeting}.items()}
     draw_pixels()
+
+
+def _join(rank: int, count: int, port: int, target: Callable[..., object], given: tuple) -> None:
+    become_rank(rank, count, port)
     target(*given)

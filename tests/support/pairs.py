@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from killable_runs import FORKS
-from pictures import draw_pixels
+from killable_runs import FORKS, become_rank, free_port
+from running import LONGEST
 
-LONGEST = 120.0
-"""Seconds that a test waits for anything."""
 SHARD = 2048
 """Tokens of a shard of text."""
 
@@ -30,9 +27,7 @@ class Pair:
 
     def __init__(self, words: Sequence[str], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._said = [folder / f"error-{port}-{rank}" for rank in range(2)]
         self.ranks = [self._start(rank, port, list(words)) for rank in range(2)]
 
@@ -66,15 +61,12 @@ class Pair:
 
 
 def _run(rank: int, port: int, words: list[str], said: Path) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-    os.environ |= {name: str(value) for name, value in {**place, **meeting}.items()}
+    become_rank(rank, 2, port)
     error = said.open("w")
     os.dup2(error.fileno(), 2)
     sys.stderr, sys.stdout = error, open(os.devnull, "w")  # noqa: SIM115
     from fastweights.cli.__main__ import run
     from fastweights.training.data.shards import write_shards
 
-    draw_pixels()
     write_shards.__defaults__ = (0, SHARD)
     run(words)
