@@ -6,14 +6,14 @@ Whoever adds an option adds its row to `TABLE`; without it the first test fails.
 
 from __future__ import annotations
 
-from argparse import REMAINDER, Action, ArgumentParser, _SubParsersAction
-from collections.abc import Iterator
+from argparse import REMAINDER, Action, _SubParsersAction
 from dataclasses import dataclass
 
 import pytest
 
 from fastweights import cli
 from fastweights.cli import build_parser, main
+from here import parsers_of
 
 
 @dataclass(frozen=True)
@@ -251,16 +251,6 @@ REQUIRED: dict[str, list[str]] = {
 CONVERSION = ["none", "--out=out", "--data=none.txt"]
 
 
-def leaves(parser: ArgumentParser, *verbs: str) -> Iterator[tuple[str, ArgumentParser]]:
-    """The verbs that do something, with their parsers."""
-    nested = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
-    for action in nested:
-        for verb, inner in action.choices.items():
-            yield from leaves(inner, *verbs, verb)
-    if not nested:
-        yield " ".join(verbs), parser
-
-
 def name_of(action: Action) -> str:
     return action.option_strings[0] if action.option_strings else action.dest
 
@@ -268,9 +258,10 @@ def name_of(action: Action) -> str:
 PARSER = build_parser()
 OPTIONS: dict[str, tuple[str, Action]] = {
     f"{verb} {name_of(action)}": (verb, action)
-    for verb, parser in leaves(PARSER)
+    for verb, parser in parsers_of(PARSER)
     for action in parser._actions
-    if action.dest not in ("help", "debug") and action.nargs != REMAINDER
+    if not isinstance(action, _SubParsersAction) and action.nargs != REMAINDER
+    if action.dest not in ("help", "debug", "version")
 }
 VALUED = [name for name, (_, action) in OPTIONS.items() if action.nargs != 0]
 

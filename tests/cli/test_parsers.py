@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction
-from collections.abc import Iterator
+from argparse import SUPPRESS, Action, _SubParsersAction
 from importlib import import_module
 
 import pytest
@@ -14,18 +13,9 @@ from fastweights.cli.argument_types import Number
 from fastweights.cli.parser import Deferred
 from fastweights.cli.parsers import linearize, measuring, models, shared, training
 from fastweights.cli.settings import LibraryField
+from here import parsers_of
 
-
-def parsers(parser: ArgumentParser) -> Iterator[ArgumentParser]:
-    """This parser, and those of its verbs."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, _SubParsersAction):
-            for verb in action.choices.values():
-                yield from parsers(verb)
-
-
-PARSERS = {parser.prog: parser for parser in parsers(build_parser())}
+PARSERS = {parser.prog: parser for _, parser in parsers_of(build_parser())}
 OPTIONS = {
     f"{name} {action.dest}": (parser, action)
     for name, parser in PARSERS.items()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from argparse import Action, ArgumentParser, _SubParsersAction
-from collections.abc import Iterator
+from argparse import Action
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fastweights.cli import build_parser, main
+from here import parsers_of
 from laws import law
 
 MISSING = "/nowhere/at all"
@@ -37,16 +37,7 @@ STARTS: dict[str, list[str]] = {
 """What makes each verb fail: what it is to read is not there."""
 
 
-def leaves(parser: ArgumentParser, *verbs: str) -> Iterator[tuple[str, ArgumentParser]]:
-    """Every parser with the words that lead to it."""
-    yield " ".join(verbs), parser
-    for action in parser._actions:
-        if isinstance(action, _SubParsersAction):
-            for verb, inner in action.choices.items():
-                yield from leaves(inner, *verbs, verb)
-
-
-PARSERS = dict(leaves(build_parser()))
+PARSERS = dict(parsers_of(build_parser()))
 WORD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 SAID = st.one_of(
     WORD,

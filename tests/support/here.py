@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -24,6 +25,15 @@ SMALL = (
 TIMES = ("seconds", "tokens_per_second")
 VARYING = ("training.json", "tokenizer_config.json", "shards.jsonl", "results.json")
 """Files that also say how a run came about."""
+
+
+def parsers_of(parser: ArgumentParser, *verbs: str) -> Iterator[tuple[str, ArgumentParser]]:
+    """Every parser behind one, with the words that lead to it."""
+    yield " ".join(verbs), parser
+    for action in parser._actions:
+        if isinstance(action, _SubParsersAction):
+            for verb, inner in action.choices.items():
+                yield from parsers_of(inner, *verbs, verb)
 
 
 class Said(NamedTuple):
