@@ -20,7 +20,7 @@ from fastweights.training.data.packing import (
     framing_of_stream,
     gather,
 )
-from fastweights.training.data.request import TRAIN, VALIDATION, Sources, StoredCollection, naming
+from fastweights.training.data.request import TRAIN, VALIDATION, Sources, naming
 from fastweights.training.data.sources import read_documents
 from fastweights.training.data.tokenizers import SAMPLE, Bytes, Tokenization
 from fastweights.training.data.tokens import Joined, Ranges, TokenText, WholeText
@@ -209,6 +209,15 @@ def mix(text: Sources, found: Mapping[str, Corpus]) -> Corpus:
     if not text.weights:
         return corpora[0]
     parts = corpora[:1] if text.validation else corpora
+    named = list(zip(text.collections, corpora, strict=True))
+    # a text that is still being written stands in its corpus as its source
+    sources = (
+        Source(c.name, c.weight, own.sources[0].text if own.sources else own.train)
+        for c, own in named
+    )
+    held_out = (
+        HeldOut(c.name, c.weight, own.validation, own.sizes[VALIDATION]) for c, own in named
+    )
     return Corpus(
         corpora[0].tokenizer,
         Joined(tuple(corpus.train for corpus in corpora)),
@@ -217,20 +226,9 @@ def mix(text: Sources, found: Mapping[str, Corpus]) -> Corpus:
             TRAIN: _sum(corpus.sizes[TRAIN] for corpus in corpora),
             VALIDATION: _sum(corpus.sizes[VALIDATION] for corpus in parts),
         },
-        tuple(map(_source_of, text.collections, corpora)),
-        () if text.validation else tuple(map(_held_out_of, text.collections, corpora)),
+        tuple(sources),
+        () if text.validation else tuple(held_out),
     )
-
-
-def _source_of(collection: StoredCollection, corpus: Corpus) -> Source:
-    """A text that is still being written stands in its corpus as its source."""
-    text = corpus.sources[0].text if corpus.sources else corpus.train
-    return Source(collection.name, collection.weight, text)
-
-
-def _held_out_of(collection: StoredCollection, corpus: Corpus) -> HeldOut:
-    size = corpus.sizes[VALIDATION]
-    return HeldOut(collection.name, collection.weight, corpus.validation, size)
 
 
 def _sum(sizes: Iterable[TextSize]) -> TextSize:

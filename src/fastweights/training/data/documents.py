@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,11 +212,11 @@ class Mixture(Batches):
     @cached_property
     def _draw(self) -> Callable[[int], np.ndarray]:
         chances = np.array(self.weights) / sum(self.weights)
-        return lru_cache(2)(partial(_draw_block, self.seed, chances))
-
-
-def _draw_block(seed: int, chances: np.ndarray, block: int) -> np.ndarray:
-    return np.random.default_rng([seed, block]).choice(len(chances), DRAWN, p=chances)
+        return lru_cache(2)(
+            lambda block: np.random.default_rng([self.seed, block]).choice(
+                len(chances), DRAWN, p=chances
+            )
+        )
 
 
 def _since(begins: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from fastweights.errors import DataError
 from fastweights.ranges import POSITIVE_NUMBER, SEQUENCE_LENGTH
 from fastweights.training.data.packing import Framing
-from fastweights.training.data.sources import BUNDLED, is_data_set, paths
+from fastweights.training.data.sources import BUNDLED, data_set_name, paths
 
 TRAIN, VALIDATION = "train", "validation"
 """Names of the texts that a run stores; those of a mixture are numbered."""
@@ -188,7 +188,7 @@ def _name(source: str) -> str:
 
 def _files_of(source: str, own: Path) -> list[str]:
     """A data set is one, whatever files it has."""
-    if source in BUNDLED or is_data_set(source):
+    if source in BUNDLED or data_set_name(source):
         return [source]
     return [str(path) for path in paths(source) if not path.resolve().is_relative_to(own)]
 

@@ -92,14 +92,17 @@ def size_of(sources: Sequence[str]) -> int | None:
     Raises:
         DataError: If a source has no files.
     """
-    if any(map(_data_set_name, sources)):
+    if any(map(data_set_name, sources)):
         return None
     return sum(path.stat().st_size for source in sources for path in paths(source))
 
 
-def is_data_set(source: str) -> bool:
-    """Whether a source is a data set of the hub, or a folder that `datasets` saved."""
-    return bool(_data_set_name(source))
+def data_set_name(source: str) -> str | None:
+    """Return the name of a data set behind "hub:", or the folder that `datasets` saved; None of
+    other sources."""
+    if source.startswith(HUB):
+        return source.removeprefix(HUB)
+    return source if source.strip() and _is_saved(_expand(source)) else None
 
 
 def paths(source: str) -> list[Path]:
@@ -208,7 +211,7 @@ def _record_sources(
     source: str, field: str | None, advance: Advance
 ) -> Iterator[tuple[str, Iterator[Record] | None]]:
     """The files of a source, or the data set that it is, and their records; None of text."""
-    if name := _data_set_name(source):
+    if name := data_set_name(source):
         yield name, _data_set_records(name, field)
         return
     for path in paths(source):
@@ -225,13 +228,6 @@ def _file_records(path: Path, field: str | None, advance: Advance) -> Iterator[R
         case ".parquet":
             return read_parquet(path, advance, partial(needed_columns, field=field))
     return None
-
-
-def _data_set_name(source: str) -> str | None:
-    """The name of a data set behind "hub:", or the folder that `datasets` saved."""
-    if source.startswith(HUB):
-        return source.removeprefix(HUB)
-    return source if source.strip() and _is_saved(_expand(source)) else None
 
 
 def _is_saved(folder: Path) -> bool:

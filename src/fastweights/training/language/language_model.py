@@ -32,7 +32,7 @@ from fastweights.training.language.memory import require_memory_to_train
 from fastweights.training.language.numerics import record_numerics
 from fastweights.training.language.objective import make_objective
 from fastweights.training.language.plot import plot
-from fastweights.training.language.reading import read_by
+from fastweights.training.language.reading import BatchReading, SlicedReading
 from fastweights.training.loop.checkpoint import no_progress_bars, save_model
 from fastweights.training.loop.files import atomic_folder
 from fastweights.training.loop.folder import is_run
@@ -172,7 +172,8 @@ class LanguageModelStage(StoredStage):
             is_run(out, config)
         SEQUENCE_LENGTH.require(length=config.length)
         self.config, self.tokens_per_sequence = config, config.length
-        self.device, self.reading = processes.device, read_by(processes)
+        self.device, alone = processes.device, processes.together == 1
+        self.reading = BatchReading() if alone else SlicedReading(processes)
         self.reading.require_length(config.length)
         # What is divided goes to an accelerator block by block.
         self._home = torch.device("cpu") if session.layout.shard else processes.device

@@ -47,23 +47,13 @@ def require_memory_to_train(
     if INSIDE * inputs > machine_memory():
         with suppress(UntraceableError):
             placing = Placing(processes.count, layout.shard, layout.recompute, config.bf16)
-            _require_step(model, placing, config, sequences, length)
-
-
-def _require_step(
-    model: FastWeightsConfig,
-    placing: Placing,
-    config: Optimization,
-    sequences: int,
-    length: int,
-) -> None:
-    """Check that a whole step fits."""
-    memory = device_memory(model, placing, CPU, sequences, length, config.accumulate)
-    if memory.total > machine_memory():
-        raise ValueError(
-            f"{sequences:,} sequences of {length:,} tokens at once take"
-            f" {bytes_in_words(memory.total)} to train on,"
-            f" {bytes_in_words(memory.activations)} of it kept for the backward pass, and this"
-            f" machine has {bytes_in_words(machine_memory())} of memory; compute a batch in more"
-            " parts (accumulate), or take smaller batches, shorter sequences or a smaller model"
-        )
+            memory = device_memory(model, placing, CPU, sequences, length, config.accumulate)
+            if memory.total > machine_memory():
+                raise ValueError(
+                    f"{sequences:,} sequences of {length:,} tokens at once take"
+                    f" {bytes_in_words(memory.total)} to train on,"
+                    f" {bytes_in_words(memory.activations)} of it kept for the backward pass, and"
+                    f" this machine has {bytes_in_words(machine_memory())} of memory; compute a"
+                    " batch in more parts (accumulate), or take smaller batches, shorter sequences"
+                    " or a smaller model"
+                )

@@ -93,11 +93,6 @@ class SlicedReading(BatchReading):
         return divide(_pad(batch, self.count), self.group)
 
 
-def read_by(processes: Processes) -> BatchReading:
-    """Return how these processes read."""
-    return BatchReading() if processes.together == 1 else SlicedReading(processes)
-
-
 def _pad(batch: Mapping[str, Tensor], multiple: int) -> dict[str, Tensor]:
     """The batch with padding behind its tokens up to a multiple of tokens."""
     tokens = batch["input_ids"]

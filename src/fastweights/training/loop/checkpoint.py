@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -71,9 +70,6 @@ class Checkpoint:
         """The copy of the run's curve."""
         return self.folder / "metrics.jsonl"
 
-    def optimizer(self) -> dict[str, Tensor]:
-        return load_file(self.folder / "optimizer.safetensors")
-
 
 class Checkpoints:
     """The checkpoints of a run, ``step-00000100`` and so on, of which the last two are kept."""
@@ -89,13 +85,13 @@ class Checkpoints:
         Args:
             progress: How far the run has come.
         """
-        needs = max(map(size_of, self._all()[-1:]), default=0)
+        needs = max(map(size_of, _checkpoints_in(self._folder)[-1:]), default=0)
         with atomic_folder(self._at(progress.step), needs) as folder:
             yield folder
             (folder / "training.json").write_text(
                 json.dumps({**asdict(progress), "files": hash_files(folder, [folder])}, indent=1)
             )
-        for old in self._all()[:-CHECKPOINTS_TO_KEEP]:
+        for old in _checkpoints_in(self._folder)[:-CHECKPOINTS_TO_KEEP]:
             remove_folder(old)
 
     def unfinished(self, step: int) -> Path:
@@ -116,7 +112,7 @@ class Checkpoints:
             CheckpointError: If all checkpoints are damaged.
         """
         damage: list[str] = []
-        for folder in reversed(self._all()):
+        for folder in reversed(_checkpoints_in(self._folder)):
             try:
                 checkpoint = open_checkpoint(folder, compare)
             except CheckpointError as error:
@@ -134,7 +130,7 @@ class Checkpoints:
         return None
 
     def _set_aside_after(self, folder: Path) -> None:
-        for later in self._all():
+        for later in _checkpoints_in(self._folder):
             if later.name > folder.name:
                 aside = later.with_name(f"{later.name}.damaged")
                 remove_folder(aside)
@@ -142,9 +138,6 @@ class Checkpoints:
 
     def _at(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"
-
-    def _all(self) -> list[Path]:
-        return _checkpoints_in(self._folder)
 
 
 def last_step(folder: Path) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -335,7 +335,7 @@ class _FolderRun:
     def _take_up(self, found: Checkpoint) -> None:
         """Go on from a checkpoint, whatever layout it was written under."""
         if found.parts is None:
-            self.loop.remember(found.optimizer())
+            self.loop.remember(load_file(found.folder / "optimizer.safetensors"))
             return
         read_parts(found.parts, _prefix(MODEL, self.stage.tensors()))
         memory = {
