@@ -196,12 +196,9 @@ def state_of_authors(config: dict[str, Any]) -> int:
 def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
     """The conversion; if it is untrained StreamingLLM in as many bytes, and once softmax."""
     conversion, out = conversion_of(chosen, name), chosen.folder / _title(chosen, name)
-    with reporter(Console(highlight=False)) as watch, StopOnSignal() as stop:
-        start, clock = time.perf_counter(), out.with_suffix(".json")
-        if not run_conversion(conversion, out, reporter=watch, stop=stop):
-            raise SystemExit("stopped; the same command goes on from here")
-    if not clock.exists():
-        write_json(clock, time.perf_counter() - start)
+    clock = out.with_suffix(".json")
+    if not (chosen.answers and clock.exists()):
+        _convert(conversion, out, clock)
     model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=chosen.dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
     divided = LinearAttentionConfig.from_stored(model.config.linearize["analog"])
@@ -227,6 +224,16 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
             "seconds": read_json(clock),
             **found,
         }
+
+
+def _convert(conversion: Conversion, out: Path, clock: Path) -> None:
+    """Run the conversion, or go on with it, and write down the seconds of what ran at once."""
+    start = time.perf_counter()
+    with reporter(Console(highlight=False)) as watch, StopOnSignal() as stop:
+        if not run_conversion(conversion, out, reporter=watch, stop=stop):
+            raise SystemExit("stopped; the same command goes on from here")
+    if not clock.exists():
+        write_json(clock, time.perf_counter() - start)
 
 
 def conversion_of(chosen: argparse.Namespace, name: str) -> Conversion:
