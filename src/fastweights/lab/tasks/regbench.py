@@ -237,45 +237,6 @@ def _batch(languages: Languages, tokens: np.ndarray, states: np.ndarray) -> Word
     )
 
 
-def ngram(batch: Batch, n: int) -> Tensor:
-    """Count how often each letter followed the same n - 1 tokens so far, ``[n' vocabulary]``, for
-    `batch.targets`.
-
-    Where these tokens did not occur before, one token less is looked at (back-off), down to none;
-    ``|`` and padding get a count of 0.
-    """
-    tokens = batch.inputs.numpy()
-    rows, length = tokens.shape
-    counts = [np.zeros((rows, VOCABULARY**order, VOCABULARY), np.int32) for order in range(n)]
-    every, found = np.arange(rows), np.empty((rows, length, VOCABULARY))
-    for t in range(length):
-        contexts = [_context(tokens, t, order) for order in range(n)]
-        for order in range(min(n, t + 1)):
-            counts[order][every, _context(tokens, t - 1, order), tokens[:, t]] += 1
-        best = np.full((rows, VOCABULARY), 1.0)
-        for order in range(min(n, t + 2)):
-            seen = counts[order][every, contexts[order]] * _LETTER
-            best = np.where(seen.sum(1, keepdims=True) > 0, seen, best)
-        found[:, t] = best / best.sum(1, keepdims=True)
-    return torch.from_numpy(found)[batch.labels != IGNORE_INDEX]
-
-
-_LETTER = np.isin(np.arange(VOCABULARY), (PAD, BAR), invert=True)
-
-
-def _context(tokens: np.ndarray, t: int, order: int) -> np.ndarray:
-    """``[n]``: the last `order` tokens up to t as one number."""
-    code = np.zeros(len(tokens), np.int64)
-    for back in range(min(order, t + 1)):
-        code = code * VOCABULARY + tokens[:, t - back]
-    return code
-
-
-def distance(probabilities: Tensor, batch: Words) -> float:
-    """Compute the mean L1 distance of ``probabilities [n' vocabulary]`` from the languages' own."""
-    return float((probabilities.double() - batch.oracle).abs().sum(1).mean())
-
-
 # protocols ----------------------------------------------------------------------------------------
 # ------------------
 
