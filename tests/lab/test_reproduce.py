@@ -625,7 +625,7 @@ def test_conversions_start_from_one_teacher(tmp_path: Path) -> None:
     teacher = replace(TEACHER, steps=2, batch=2, length=32)
     methods = {
         name: with_updates(method, Updates(2, 1e-2), Updates(2, 1e-3), 2)
-        for name, method in CLAIMS["lolcats-table2"].cpu.experiment.methods.items()
+        for name, method in CLAIMS["lolcats-table2"].cpu.experiment.recipes.items()
         if name in ("LOLCAT-w", "SUPRA")
     }
     recipe = Conversions(methods, teacher, 32, 256, (0,))

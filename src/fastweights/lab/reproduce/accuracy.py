@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -279,3 +280,31 @@ class TaskExperiment(Experiment):
             Measure(series, fmean(some), "average", seed=seed)
             for seed, some in zip(samples[0].seeds, values, strict=True)
         ]
+
+
+def train_each(
+    models: Mapping[str, Mapping[str, Any]],
+    columns: Mapping[Any, Protocol | ProtocolOnFile],
+    effort: TrainingBudget,
+    *,
+    contender: str = "",
+    macro: bool = False,
+    averaged: bool = False,
+) -> TaskExperiment:
+    """Return the experiment that trains every model at every column.
+
+    Args:
+        models: Fields of the models by series.
+        columns: The protocols by column, or by place on a curve.
+        effort: The settings in which training differs from the protocols.
+        contender: The model of the protocols whose fields the others replace; "" for the one with
+            the name of the series.
+        macro: Whether classes count alike, instead of labels.
+        averaged: Whether the mean over the columns is added.
+    """
+    cells = product(columns.items(), models.items())
+    runs = (
+        TaskTrial(s, x, protocol, contender or s, own, effort, macro)
+        for (x, protocol), (s, own) in cells
+    )
+    return TaskExperiment(tuple(runs), tuple(columns) if averaged else ())

@@ -14,6 +14,7 @@ from fastweights.lab.reproduce.accuracy import (
     TaskExperiment,
     TaskTrial,
     TrainingBudget,
+    train_each,
 )
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.computed import theorem
@@ -45,6 +46,10 @@ from fastweights.lab.reproduce.text import (
 from fastweights.lab.tasks import TASKS, InContextRecall
 
 PAPER = "DSF"
+_of_accuracy = partial(Claim, PAPER, unit="accuracy [%]", picture=Bars("accuracy [%]"))
+_of_loss = partial(
+    Claim, PAPER, unit="nats per token (lower is better)", picture=Bars("nats per token")
+)
 
 
 def _error_of_map(order: int) -> Term:
@@ -77,6 +82,9 @@ THEORY = {
 # Figure 1: state expansion ------------------------------------------------------------------------
 
 Fields = Mapping[str, Any]
+MQAR_8, MQAR_SMALL = mqar(32, 8, 32, 600), mqar(64, 16, 32, 900)
+MQAR_16, MQAR_WHOLE = TASKS["mqar-dsf-256x16"], TASKS["mqar-dsf-512x64"]
+WIDTHS = (64, 128, 256, 512)
 SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
 """Of the paper's 64 epochs, with one learning rate: what fits into ten minutes."""
 
@@ -117,12 +125,9 @@ def _expansions(
 _LOCAL = behind_local_mixer()["mixers"]
 
 FIG1 = {
-    "dsf-fig1": Claim(
-        paper=PAPER,
-        place="Figure 1",
-        statement=(
-            "Linear attention comes nearer to softmax attention as the state expansion n grows."
-        ),
+    "dsf-fig1": _of_accuracy(
+        "Figure 1",
+        "Linear attention comes nearer to softmax attention as the state expansion n grows.",
         statements=(
             Above(Term("linear", -1), Term("linear", 0)),
             Above(Term("softmax", 0), Term("linear", 0)),
@@ -130,47 +135,33 @@ FIG1 = {
         ),
         reference=(Above(Term("softmax", -1), 99),),
         controls=(Term("linear", 0),),
-        unit="accuracy [%]",
-        cpu=ClaimSize(_expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED), 3),
+        cpu=ClaimSize(_expansions(MQAR_8, 32, (4, 32), _LOCAL, TUNED), 3),
         gpu=ClaimSize(
-            _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT),
-            10,
-            "2 of 64 epochs, width 256.",
+            _expansions(MQAR_16, 256, (32, 256), [], SHORT), 10, "2 of 64 epochs, width 256."
         ),
         paper_size=ClaimSize(
-            _expansions(TASKS["mqar-dsf-512x64"], 512, (32, 64, 128, 256), [], TrainingBudget()),
-            6000,
+            _expansions(MQAR_WHOLE, 512, (32, 64, 128, 256), [], TrainingBudget()), 6000
         ),
         picture=Curves("state expansion n", "accuracy [%]", "x"),
         remark="Softmax attention has d-dimensional keys throughout.",
     ),
-    "dsf-fig7-n": Claim(
-        paper=PAPER,
-        place="Figure 7, state expansion",
-        statement="A larger state expansion n helps normalized attention, as linear attention.",
+    "dsf-fig7-n": _of_accuracy(
+        "Figure 7, state expansion",
+        "A larger state expansion n helps normalized attention, as linear attention.",
         statements=(Above(Term("normalized", -1), Term("normalized", 0)),),
         reference=(Above(Term("softmax", -1), 99),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _expansions(mqar(32, 8, 32, 600), 32, (4, 32), _LOCAL, TUNED, _NORMALIZED),
+            _expansions(MQAR_8, 32, (4, 32), _LOCAL, TUNED, _NORMALIZED),
             2,
             "Without S6 and SSD, which learn nothing of this task in 600 updates.",
         ),
         gpu=ClaimSize(
-            _expansions(TASKS["mqar-dsf-256x16"], 256, (32, 256), [], SHORT, _systems),
+            _expansions(MQAR_16, 256, (32, 256), [], SHORT, _systems),
             10,
             "2 of 64 epochs, width 256.",
         ),
         paper_size=ClaimSize(
-            _expansions(
-                TASKS["mqar-dsf-512x64"],
-                512,
-                (32, 64, 128, 256),
-                [],
-                TrainingBudget(),
-                _systems,
-            ),
-            9000,
+            _expansions(MQAR_WHOLE, 512, (32, 64, 128, 256), [], TrainingBudget(), _systems), 9000
         ),
         picture=Curves("state expansion n", "accuracy [%]", "x"),
         remark=(
@@ -194,6 +185,7 @@ def _with_mlp_variants(models: Mapping[str, Fields]) -> dict[str, Fields]:
     return {**models, **with_mlp}
 
 
+WIDTH_128 = "2 of 64 epochs, 16 pairs, width 128."
 SHORT_ATTENTION: dict[str, Fields] = {
     "softmax": behind_local_mixer({"name": "softmax", "heads": 1}),
     "linear": behind_local_mixer({"name": "linear", "heads": 1}),
@@ -220,110 +212,74 @@ SYSTEMS: dict[str, Fields] = {
 }
 
 
-def _normalisations(
-    protocol: Any, models: Mapping[str, Fields], widths: tuple[int, ...], effort: TrainingBudget
+def _at_widths(
+    protocol: Any,
+    models: Mapping[str, Fields],
+    widths: tuple[int, ...],
+    effort: TrainingBudget,
+    contender: str = "softmax",
 ) -> TaskExperiment:
     cells = product(widths, models.items())
     return TaskExperiment(
         tuple(
-            TaskTrial(s, d, protocol, "softmax", {"hidden_size": d, **own}, effort)
+            TaskTrial(s, d, protocol, contender, {"hidden_size": d, **own}, effort)
             for d, (s, own) in cells
         )
     )
 
 
 FIG2 = {
-    "dsf-fig2": Claim(
-        paper=PAPER,
-        place="Figure 2",
-        statement="Normalized attention beats linear attention.",
+    "dsf-fig2": _of_accuracy(
+        "Figure 2",
+        "Normalized attention beats linear attention.",
         statements=(Above(Term("normalized"), Term("linear")),),
         reference=(Above(Term("softmax"), 99),),
-        unit="accuracy [%]",
-        cpu=ClaimSize(_normalisations(mqar(64, 16, 32, 900), SHORT_ATTENTION, (32,), TUNED), 4),
-        gpu=ClaimSize(
-            _normalisations(TASKS["mqar-dsf-256x16"], ATTENTION, (128,), SHORT),
-            5,
-            "2 of 64 epochs, 16 pairs, width 128.",
-        ),
-        paper_size=ClaimSize(
-            _normalisations(
-                TASKS["mqar-dsf-512x64"], ATTENTION, (64, 128, 256, 512), TrainingBudget()
-            ),
-            5000,
-        ),
-        picture=Bars("accuracy [%]"),
+        cpu=ClaimSize(_at_widths(MQAR_SMALL, SHORT_ATTENTION, (32,), TUNED), 4),
+        gpu=ClaimSize(_at_widths(MQAR_16, ATTENTION, (128,), SHORT), 5, WIDTH_128),
+        paper_size=ClaimSize(_at_widths(MQAR_WHOLE, ATTENTION, WIDTHS, TrainingBudget()), 5000),
         remark=(
             "The models alone and alike, as the paper describes them; its code compares others"
             " (dsf-fig2-mlp)."
         ),
     ),
-    "dsf-fig2-mlp": Claim(
-        paper=PAPER,
-        place="Figure 2, as its code compares",
-        statement=(
-            "Normalized attention with an MLP beats linear attention without one, and with one."
-        ),
+    "dsf-fig2-mlp": _of_accuracy(
+        "Figure 2, as its code compares",
+        "Normalized attention with an MLP beats linear attention without one, and with one.",
         statements=(
             Above(Term("normalized + MLP"), Term("linear")),
             Above(Term("normalized + MLP"), Term("linear + MLP")),
         ),
         reference=(Above(Term("softmax"), 99),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _normalisations(
-                mqar(64, 16, 32, 900), _with_mlp_variants(SHORT_ATTENTION), (32,), TUNED
-            ),
-            10,
+            _at_widths(MQAR_SMALL, _with_mlp_variants(SHORT_ATTENTION), (32,), TUNED), 10
         ),
         gpu=ClaimSize(
-            _normalisations(TASKS["mqar-dsf-256x16"], _with_mlp_variants(ATTENTION), (128,), SHORT),
-            8,
-            "2 of 64 epochs, 16 pairs, width 128.",
+            _at_widths(MQAR_16, _with_mlp_variants(ATTENTION), (128,), SHORT), 8, WIDTH_128
         ),
         paper_size=ClaimSize(
-            _normalisations(
-                TASKS["mqar-dsf-512x64"],
-                _with_mlp_variants(ATTENTION),
-                (64, 128, 256, 512),
-                TrainingBudget(),
-            ),
-            8000,
+            _at_widths(MQAR_WHOLE, _with_mlp_variants(ATTENTION), WIDTHS, TrainingBudget()), 8000
         ),
-        picture=Bars("accuracy [%]"),
         remark="In the paper's code normalized attention alone has an MLP.",
     ),
-    "dsf-fig7": Claim(
-        paper=PAPER,
-        place="Figure 7",
-        statement="Normalized attention equals S6; SSD beats S6.",
+    "dsf-fig7": _of_accuracy(
+        "Figure 7",
+        "Normalized attention equals S6; SSD beats S6.",
         statements=(
             Above(Term("SSD"), Term("S6, start destroyed")),
             Above(Term("SSD"), Term("S6")),
             Near(Term("normalized"), Term("S6"), 5),
         ),
         reference=(Above(Term("softmax"), 99),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _normalisations(mqar(64, 16, 32, 900), SHORT_SYSTEMS, (32,), TUNED),
+            _at_widths(MQAR_SMALL, SHORT_SYSTEMS, (32,), TUNED),
             9,
             (
                 "S6 and SSD take 1,000 to 2,500 updates for 4 pairs in 16 tokens, and not on"
                 " every seed; normalized attention 100."
             ),
         ),
-        gpu=ClaimSize(
-            _normalisations(TASKS["mqar-dsf-256x16"], SYSTEMS, (128,), SHORT),
-            8,
-            "2 of 64 epochs, 16 pairs, width 128.",
-        ),
-        paper_size=ClaimSize(
-            _normalisations(
-                TASKS["mqar-dsf-512x64"], SYSTEMS, (64, 128, 256, 512), TrainingBudget()
-            ),
-            8000,
-        ),
-        picture=Bars("accuracy [%]"),
+        gpu=ClaimSize(_at_widths(MQAR_16, SYSTEMS, (128,), SHORT), 8, WIDTH_128),
+        paper_size=ClaimSize(_at_widths(MQAR_WHOLE, SYSTEMS, WIDTHS, TrainingBudget()), 8000),
         remark=(
             "In the paper's code S6 and SSD lose Mamba's initial step sizes (dt = 0.69 instead of"
             " 0.001 to 0.1)."
@@ -337,26 +293,19 @@ FIG2 = {
 def _lstms(
     protocol: Any, widths: tuple[int, ...], start: list[Fields], effort: TrainingBudget
 ) -> TaskExperiment:
-    mixers = {"qLSTM": {"name": "qlstm"}, "reversed qLSTM": {"name": "qlstm", "reversed": True}}
-    cells = product(widths, mixers.items())
-    return TaskExperiment(
-        tuple(
-            TaskTrial(s, d, protocol, "qlstm", {"hidden_size": d, "mixers": [*start, own]}, effort)
-            for d, (s, own) in cells
-        )
-    )
+    cells = {"qLSTM": {"name": "qlstm"}, "reversed qLSTM": {"name": "qlstm", "reversed": True}}
+    models = {series: {"mixers": [*start, cell]} for series, cell in cells.items()}
+    return _at_widths(protocol, models, widths, effort, "qlstm")
 
 
 FIG3 = {
-    "dsf-fig3": Claim(
-        paper=PAPER,
-        place="Figure 3",
-        statement="A qLSTM with the reversed sigmoid of S6 beats the plain one at every width.",
+    "dsf-fig3": _of_accuracy(
+        "Figure 3",
+        "A qLSTM with the reversed sigmoid of S6 beats the plain one at every width.",
         statements=(
             Above(Term("reversed qLSTM", 0), Term("qLSTM", 0), 1),
             Above(Term("reversed qLSTM", -1), Term("qLSTM", -1), 1),
         ),
-        unit="accuracy [%]",
         cpu=ClaimSize(
             _lstms(mqar(16, 4, 64, 600, vocabulary=16), (64, 96), _LOCAL, TUNED),
             6,
@@ -372,9 +321,7 @@ FIG3 = {
             ),
             8,
         ),
-        paper_size=ClaimSize(
-            _lstms(TASKS["mqar-dsf-256x16"], (64, 128, 256, 512), [], TrainingBudget()), 3000
-        ),
+        paper_size=ClaimSize(_lstms(MQAR_16, WIDTHS, [], TrainingBudget()), 3000),
         picture=Curves("model width d", "accuracy [%]", "x"),
         remark=(
             "The paper's code has a convolution, a gate and an expansion around the cell;"
@@ -395,26 +342,17 @@ def _etas(
     """And linear attention, which has no normaliser that is learnt."""
     mixers = {eta: {"name": "normalized", "heads": 1, "eta": eta} for eta in ETAS}
     mixers["linear"] = {"name": "linear", "heads": 1}
-    return TaskExperiment(
-        tuple(
-            TaskTrial(
-                series,
-                None,
-                protocol,
-                "normalized",
-                {**own, "hidden_size": width, "mixers": [*start, mixer]},
-                effort,
-            )
-            for series, mixer in mixers.items()
-        )
-    )
+    models = {
+        series: {**own, "hidden_size": width, "mixers": [*start, mixer]}
+        for series, mixer in mixers.items()
+    }
+    return train_each(models, {None: protocol}, effort, contender="normalized")
 
 
 TABLE2 = {
-    "dsf-table2": Claim(
-        paper=PAPER,
-        place="Table 2",
-        statement="The normalisers exp, softplus and sigmoid perform alike; exp is the best.",
+    "dsf-table2": _of_accuracy(
+        "Table 2",
+        "The normalisers exp, softplus and sigmoid perform alike; exp is the best.",
         statements=(
             Near(Term("exp"), Term("softplus"), 5),
             Near(Term("exp"), Term("sigmoid"), 5),
@@ -422,19 +360,13 @@ TABLE2 = {
             Above(Term("exp"), Term("sigmoid")),
         ),
         controls=(Term("linear"),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _etas(mqar(64, 16, 32, 900), 24, _LOCAL, {}, TUNED_EIGHT),
-            9,
-            "MQAR alone, without LRA Image.",
+            _etas(MQAR_SMALL, 24, _LOCAL, {}, TUNED_EIGHT), 9, "MQAR alone, without LRA Image."
         ),
-        gpu=ClaimSize(
-            _etas(TASKS["mqar-dsf-256x16"], 128, [], MLP, SHORT), 6, "MQAR alone, 2 of 64 epochs."
-        ),
+        gpu=ClaimSize(_etas(MQAR_16, 128, [], MLP, SHORT), 6, "MQAR alone, 2 of 64 epochs."),
         paper_size=ClaimSize(
-            _etas(TASKS["mqar-dsf-512x64"], 128, [], MLP, TrainingBudget()), 1500, "MQAR alone."
+            _etas(MQAR_WHOLE, 128, [], MLP, TrainingBudget()), 1500, "MQAR alone."
         ),
-        picture=Bars("accuracy [%]"),
         remark="The table's numbers are lost in the text at hand.",
     )
 }
@@ -473,17 +405,13 @@ def _recall_language(
 
 
 TABLE1 = {
-    "dsf-table1": Claim(
-        paper=PAPER,
-        place="Table 1, language",
-        statement=(
-            "Normalized attention closes a part of the gap between linear and softmax attention."
-        ),
+    "dsf-table1": _of_loss(
+        "Table 1, language",
+        "Normalized attention closes a part of the gap between linear and softmax attention.",
         statements=(
             Above(Term("linear"), Term("normalized")),
             Above(Term("normalized"), Term("softmax")),
         ),
-        unit="nats per token (lower is better)",
         cpu=ClaimSize(
             _language(
                 replace(LEARNT, steps=2400, warmup=240),
@@ -503,7 +431,6 @@ TABLE1 = {
             3000,
             "MesaNet's backbone, not Pythia's.",
         ),
-        picture=Bars("nats per token"),
         remark=(
             "The paper: a quarter of the gap, on WikiText-103 with Pythia-70M; its"
             " numbers are lost in the text at hand. The other column is Table 3's average."
@@ -511,10 +438,9 @@ TABLE1 = {
             " over all tokens drowns the rest of the stream."
         ),
     ),
-    "dsf-table1-recall": Claim(
-        paper=PAPER,
-        place="Table 1, language of recall",
-        statement=(
+    "dsf-table1-recall": _of_loss(
+        "Table 1, language of recall",
+        (
             "Normalized attention closes a part of the gap between linear and softmax attention, or"
             " all of it."
         ),
@@ -522,7 +448,6 @@ TABLE1 = {
             Above(Term("linear"), Term("softmax")),
             Above(Term("linear"), Term("normalized")),
         ),
-        unit="nats per token (lower is better)",
         cpu=ClaimSize(
             _recall_language(16, 64, 32, 900, FIVE, Tuning((1e-3, 3e-3, 1e-2))),
             6,
@@ -538,7 +463,6 @@ TABLE1 = {
             600,
             "Recall of 128 keys in 1,024 tokens: not the paper's text.",
         ),
-        picture=Bars("nats per token"),
         remark=(
             "A second protocol of the claim, of memory alone. On text n-grams tell most,"
             " and η's effect does not show (dsf-table1)."
@@ -579,16 +503,14 @@ def _images(
     return TaskExperiment(runs, ("Image",))
 
 
-ON_LISTOPS = Claim(
-    paper=PAPER,
-    place="Table 3, ListOps",
-    statement="Normalized attention beats softmax and linear attention on ListOps, and equals S6.",
+ON_LISTOPS = _of_accuracy(
+    "Table 3, ListOps",
+    "Normalized attention beats softmax and linear attention on ListOps, and equals S6.",
     statements=(
         Above(Term("normalized", "average"), Term("softmax", "average")),
         Above(Term("normalized", "average"), Term("linear", "average")),
         Near(Term("normalized", "average"), Term("S6", "average"), 2),
     ),
-    unit="accuracy [%]",
     cpu=ClaimSize(
         _arena(long_range(500), TUNED, _ALONE),
         11,
@@ -605,11 +527,8 @@ ON_LISTOPS = Claim(
         "ListOps of short sequences, 3 of 10 epochs.",
     ),
     paper_size=ClaimSize(
-        _arena({"ListOps": TASKS["lra-listops-dsf"]}, TrainingBudget(), {}),
-        5000,
-        "ListOps alone.",
+        _arena({"ListOps": TASKS["lra-listops-dsf"]}, TrainingBudget(), {}), 5000, "ListOps alone."
     ),
-    picture=Bars("accuracy [%]"),
     figures={
         "softmax": {"ListOps": 35.72, "Pathfinder": 69.32, "Image": 34.22},
         "linear": {"ListOps": 16.12, "Pathfinder": 72.64, "Image": 37.97},
@@ -641,11 +560,7 @@ ON_IMAGES = replace(
         "Images alone: MNIST in 16 patches, where the arena has CIFAR-10 by pixels.",
     ),
     gpu=ClaimSize(
-        _images(
-            DIGITS,
-            TrainingBudget(rates=(1e-3, 3e-3, 1e-2), training={"steps": 500}),
-            {},
-        ),
+        _images(DIGITS, TrainingBudget(rates=(1e-3, 3e-3, 1e-2), training={"steps": 500}), {}),
         10,
         "MNIST in 49 patches.",
     ),

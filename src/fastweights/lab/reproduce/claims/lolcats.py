@@ -29,6 +29,11 @@ from fastweights.training.data.tokenizers import BPE
 
 PAPER = "LoLCATs"
 
+
+def _above(first: str, second: str, quantity: str) -> Above:
+    return Above(Term(first, quantity=quantity), Term(second, quantity=quantity))
+
+
 # Figure 2: decoding -------------------------------------------------------------------------------
 
 
@@ -65,14 +70,8 @@ SPEED = {
         ),
         statements=(
             Above(Term("lolcats"), Term("softmax")),
-            Above(
-                Term("lolcats", quantity="along one sequence"),
-                Term("softmax", quantity="along one sequence"),
-            ),
-            Above(
-                Term("lolcats", quantity="kept, along one sequence"),
-                Term("softmax", quantity="kept, along one sequence"),
-            ),
+            _above("lolcats", "softmax", "along one sequence"),
+            _above("lolcats", "softmax", "kept, along one sequence"),
             Near(Term("lolcats", 0, "state [MB]"), Term("lolcats", -1, "state [MB]"), 0),
             Above(Term("softmax", -1, "state [MB]"), Term("lolcats", -1, "state [MB]")),
         ),
@@ -166,17 +165,12 @@ def _short(
 
 
 def _transfers(quantity: str) -> tuple[Above, ...]:
-    return tuple(
-        Above(Term(name, quantity=quantity), Term(f"{name}, transfer", quantity=quantity))
-        for name in MAPS
-    )
+    return tuple(_above(name, f"{name}, transfer", quantity) for name in MAPS)
 
 
 def _best(quantity: str) -> tuple[Above, ...]:
-    exp = Term("exp, transfer", quantity=quantity)
-    return tuple(
-        Above(Term(f"{name}, transfer", quantity=quantity), exp) for name in ("elu", "relu")
-    )
+    others = ("elu, transfer", "relu, transfer")
+    return tuple(_above(name, "exp, transfer", quantity) for name in others)
 
 
 PUBLISHED = {
@@ -189,6 +183,12 @@ PUBLISHED = {
     "softmax": (20.51, 2.15, 0.0, 0.0),
 }
 
+MAPS_CPU = Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192)
+MAPS_GPU = Conversions(
+    _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
+)
+MAPS_PAPER = Conversions(_short(_table1("-skip"), *PAPERS), LLAMA, 1024, 65_536, (0,))
+
 TRANSFER = {
     "lolcats-table1": Claim(
         paper=PAPER,
@@ -199,23 +199,9 @@ TRANSFER = {
         ),
         statements=(*_transfers(BEFORE), *_transfers(AFTER), *_best(BEFORE), *_best(AFTER)),
         unit="",
-        cpu=ClaimSize(
-            Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
-            4,
-            ADAPTED,
-        ),
-        gpu=ClaimSize(
-            Conversions(
-                _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
-            ),
-            10,
-            ADAPTED,
-        ),
-        paper_size=ClaimSize(
-            Conversions(_short(_table1("-skip"), *PAPERS), LLAMA, 1024, 65_536, (0,)),
-            1500,
-            "With eq. 6's features.",
-        ),
+        cpu=ClaimSize(MAPS_CPU, 4, ADAPTED),
+        gpu=ClaimSize(MAPS_GPU, 10, ADAPTED),
+        paper_size=ClaimSize(MAPS_PAPER, 1500, "With eq. 6's features."),
         picture=Bars("perplexity, or distance", log=True),
         figures={
             name: dict(zip((BEFORE, AFTER, ERROR, APART), row, strict=True))
@@ -236,23 +222,9 @@ TRANSFER = {
         ),
         statements=(*_transfers(APART), *_transfers(ERROR)),
         unit="",
-        cpu=ClaimSize(
-            Conversions(_short(_table1(), Updates(60, 1e-2), Updates(60, 1e-3)), SMALL, 128, 8192),
-            0.2,
-            "After Table 1.",
-        ),
-        gpu=ClaimSize(
-            Conversions(
-                _short(_table1(), Updates(200, 1e-2), Updates(200, 1e-3)), MEDIUM, 256, 16_384
-            ),
-            1,
-            "After Table 1.",
-        ),
-        paper_size=ClaimSize(
-            Conversions(_short(_table1("-skip"), *PAPERS), LLAMA, 1024, 65_536, (0,)),
-            10,
-            "After Table 1.",
-        ),
+        cpu=ClaimSize(MAPS_CPU, 0.2, "After Table 1."),
+        gpu=ClaimSize(MAPS_GPU, 1, "After Table 1."),
+        paper_size=ClaimSize(MAPS_PAPER, 10, "After Table 1."),
         picture=Bars("distance from softmax"),
         remark="The figures are pictures of maps.",
     ),
@@ -292,10 +264,10 @@ METHODS_COMPARED = {
             "LOLCAT with a window beats LOLCAT without one, which beats T2R; it also beats SUPRA."
         ),
         statements=(
-            Above(Term("LOLCAT-l", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
-            Above(Term("T2R", quantity=AFTER), Term("LOLCAT-l", quantity=AFTER)),
-            Above(Term("SUPRA", quantity=AFTER), Term("LOLCAT-w", quantity=AFTER)),
-            Above(Term("LOLCAT-l", quantity=AFTER), Term("LOLCAT-w, arXiv", quantity=AFTER)),
+            _above("LOLCAT-l", "LOLCAT-w", AFTER),
+            _above("T2R", "LOLCAT-l", AFTER),
+            _above("SUPRA", "LOLCAT-w", AFTER),
+            _above("LOLCAT-l", "LOLCAT-w, arXiv", AFTER),
         ),
         unit="",
         cpu=ClaimSize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
+from functools import partial
 from typing import Any
 
-from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget
+from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget, train_each
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Figures, Near, Term
 from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, computed
 from fastweights.lab.reproduce.pictures import Bars, Curves
@@ -40,16 +40,14 @@ from fastweights.lab.reproduce.text import (
     TUNED_TEXT,
     Extrapolation,
     LanguageModels,
-    LanguageTraining,
     Positions,
-    Pretraining,
-    TextProbe,
     Tuning,
 )
 from fastweights.lab.tasks import TASKS, InContextRecall, Protocol, RegBench, Segment
 from fastweights.recurrence import ConjugateGradient
 
 PAPER = "MesaNet"
+_of_accuracy = partial(Claim, PAPER, unit="accuracy [%]", picture=Bars("accuracy [%]"))
 
 COMPUTED = {
     "mesanet-f5": computed(
@@ -182,10 +180,9 @@ def _at_lengths(protocol: Protocol, *lengths: int) -> Protocol:
 
 
 FIG8 = {
-    "mesanet-fig8": Claim(
-        paper=PAPER,
-        place="Figure 8",
-        statement=(
+    "mesanet-fig8": _of_accuracy(
+        "Figure 8",
+        (
             "Mesa with γ in (-1, 1) and Λ = 50 solves parity beyond the trained length; with γ in"
             " (0, 1) not."
         ),
@@ -194,7 +191,6 @@ FIG8 = {
             Above(55, Term("γ in (0, 1)", -1, fails=True)),
             Above(Term("γ in (-1, 1)", -1), Term("γ in (0, 1)", -1, fails=True), 20),
         ),
-        unit="accuracy [%]",
         cpu=ClaimSize(
             _parity(
                 _at_lengths(TASKS["parity-small"], 256),
@@ -214,7 +210,6 @@ FIG8 = {
         paper_size=ClaimSize(
             _parity(_at_lengths(TASKS["parity-mesanet"], 40, 64, 128, 256), TrainingBudget()), 120
         ),
-        picture=Bars("accuracy [%]"),
         figures={"γ in (-1, 1)": {"256": 100.0}},
         remark="Curves only: perfect up to 256 bits with negative γ, failure without.",
     )
@@ -248,22 +243,9 @@ def _with_hawks(heads: int) -> dict[str, dict[str, Any]]:
     return {"mesa": _rules(heads, ())["mesa"], **_hawks(heads)}
 
 
-def _mad(
-    protocols: Mapping[str, Protocol],
-    models: Mapping[str, dict[str, Any]],
-    effort: TrainingBudget,
-    macro: bool = True,
-) -> TaskExperiment:
-    cells = product(protocols.items(), models.items())
-    runs = tuple(
-        TaskTrial(s, x, one, "softmax", own, effort, macro) for (x, one), (s, own) in cells
-    )
-    return TaskExperiment(runs, tuple(protocols))
-
-
-def _mad_protocols() -> dict[str, Protocol]:
-    return {column: TASKS[f"mad-mesanet-{column}"] for column in COLUMNS}
-
+MAD_WHOLE = {column: TASKS[f"mad-mesanet-{column}"] for column in COLUMNS}
+TWO_EPOCHS = TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 2})
+_mad = partial(train_each, contender="softmax", averaged=True)
 
 MAD_ACCURACIES: Mapping[str, tuple[float, ...]] = {
     "mamba2": (100, 51.2, 42.0, 95.4, 41.3, 66.0),
@@ -281,10 +263,9 @@ PUBLISHED: Figures = {
 }
 
 TABLE1 = {
-    "mesanet-table1": Claim(
-        paper=PAPER,
-        place="Table 1",
-        statement=(
+    "mesanet-table1": _of_accuracy(
+        "Table 1",
+        (
             "On MAD MesaNet has the best average of the recurrent models, and reaches that of the"
             " Transformer."
         ),
@@ -292,65 +273,50 @@ TABLE1 = {
             *(Above(Term("mesa", "average"), Term(rule, "average")) for rule in RIVALS),
             Above(Term("mesa", "average"), Term("softmax", "average"), -3),
         ),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _mad(FEW_COLUMNS, _rules(4, RIVALS), TUNED_EIGHT, macro=False),
+            _mad(_rules(4, RIVALS), FEW_COLUMNS, TUNED_EIGHT),
             20,
             "Short sequences; without recall, memorization and copying, which all models solve; not"
             " all baselines. Labels count alike, as in MetaLA's Table A6.",
             COLUMNS_LEFT,
         ),
         gpu=ClaimSize(
-            _mad(
-                _mad_protocols(),
-                _rules(8, RIVALS),
-                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 2}),
-            ),
+            _mad(_rules(8, RIVALS), MAD_WHOLE, TWO_EPOCHS, macro=True),
             10,
             "The five base settings, 2 of 200 epochs, one learning rate; not all baselines.",
         ),
         paper_size=ClaimSize(
-            _mad(_mad_protocols(), {**_rules(8, RULES), **_hawks(8)}, TrainingBudget()),
+            _mad({**_rules(8, RULES), **_hawks(8)}, MAD_WHOLE, TrainingBudget(), macro=True),
             25_000,
             "The five base settings; the paper averages 66.",
         ),
-        picture=Bars("accuracy [%]"),
         figures=PUBLISHED,
         remark=(
             "The paper's settings are not those of MAD's code, which it names. To reach"
             " is to be less than 3 points below."
         ),
     ),
-    "mesanet-table1-hawk": Claim(
-        paper=PAPER,
-        place="Table 1, Hawk",
-        statement="On MAD MesaNet has a better average than Hawk-Mesa, and Hawk-Mesa than Hawk.",
+    "mesanet-table1-hawk": _of_accuracy(
+        "Table 1, Hawk",
+        "On MAD MesaNet has a better average than Hawk-Mesa, and Hawk-Mesa than Hawk.",
         statements=(
             Above(Term("mesa", "average"), Term("hawk-mesa", "average")),
             Above(Term("hawk-mesa", "average"), Term("hawk", "average")),
         ),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _mad(FEW_COLUMNS, _with_hawks(4), TUNED, macro=False),
+            _mad(_with_hawks(4), FEW_COLUMNS, TUNED),
             11,
             "After Table 1. Short sequences; without recall, memorization and copying.",
             COLUMNS_LEFT,
         ),
         gpu=ClaimSize(
-            _mad(
-                _mad_protocols(),
-                _with_hawks(8),
-                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 2}),
-            ),
+            _mad(_with_hawks(8), MAD_WHOLE, TWO_EPOCHS, macro=True),
             6,
             "The five base settings, 2 of 200 epochs, one learning rate.",
         ),
         paper_size=ClaimSize(
-            _mad(_mad_protocols(), _with_hawks(8), TrainingBudget()),
-            1000,
-            "After Table 1.",
+            _mad(_with_hawks(8), MAD_WHOLE, TrainingBudget(), macro=True), 1000, "After Table 1."
         ),
-        picture=Bars("accuracy [%]"),
         figures={name: PUBLISHED[name] for name in ("mesa", "hawk", "hawk-mesa")},
         remark=(
             "Of the average alone: in compression the paper has Hawk-Mesa first, and Hawk above"
@@ -362,14 +328,6 @@ TABLE1 = {
 # Figure 3: RegBench -------------------------------------------------------------------------------
 
 
-def _languages(
-    protocol: Protocol, models: Mapping[str, dict[str, Any]], effort: TrainingBudget
-) -> TaskExperiment:
-    return TaskExperiment(
-        tuple(TaskTrial(s, None, protocol, "softmax", own, effort) for s, own in models.items())
-    )
-
-
 def _behind_local_mixer(models: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: behind_local_mixer(*own["mixers"]) for name, own in models.items()}
 
@@ -377,47 +335,39 @@ def _behind_local_mixer(models: Mapping[str, dict[str, Any]]) -> dict[str, dict[
 SMALL_LANGUAGES = RegBench(states=4, edges=2, alphabet=3, words=(14, 18), letters=(2, 5))
 """Three or four states and three letters; many short words, whose beginnings come again and again,
 while what follows depends on all of the word."""
-REGBENCH = TASKS["regbench-mesanet"]
-SMALL_REGBENCH = small(SMALL_LANGUAGES, SMALL_LANGUAGES, 1000, 64, norm="rms", mlp="gated")
+REGBENCH = {None: TASKS["regbench-mesanet"]}
+SMALL_REGBENCH = {None: small(SMALL_LANGUAGES, SMALL_LANGUAGES, 1000, 64, norm="rms", mlp="gated")}
+_languages = partial(train_each, contender="softmax")
 TUNED_LANGUAGES = TrainingBudget(rates=(3e-3, 1e-2, 3e-2), tuning=(100,))
 FIG3 = {
-    "mesanet-fig3": Claim(
-        paper=PAPER,
-        place="Figure 3",
-        statement=(
-            "On RegBench MesaNet beats the other recurrent models and reaches the Transformer."
-        ),
+    "mesanet-fig3": _of_accuracy(
+        "Figure 3",
+        "On RegBench MesaNet beats the other recurrent models and reaches the Transformer.",
         statements=(
             *(Above(Term("mesa"), Term(rule)) for rule in RIVALS),
             Above(Term("mesa"), Term("softmax"), -2),
         ),
         reference=(Above(Term("softmax"), 90),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _languages(
-                SMALL_REGBENCH,
-                _behind_local_mixer(_rules(4, RIVALS)),
-                TUNED_LANGUAGES,
-            ),
+            _languages(_behind_local_mixer(_rules(4, RIVALS)), SMALL_REGBENCH, TUNED_LANGUAGES),
             18,
             "Automata of at most four states, with three letters; one layer behind one that mixes"
             " neighbours.",
         ),
         gpu=ClaimSize(
             _languages(
-                REGBENCH,
                 _rules(1, RIVALS),
+                REGBENCH,
                 TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 1}),
             ),
             10,
             "One of 50 epochs, width 128, 2 layers; its warm-up does not end.",
         ),
         paper_size=ClaimSize(
-            _languages(REGBENCH, _rules(1, RULES), TrainingBudget()),
+            _languages(_rules(1, RULES), REGBENCH, TrainingBudget()),
             3000,
             "Width 128 and 2 layers alone.",
         ),
-        picture=Bars("accuracy [%]"),
         remark=(
             "Curves only; to reach is to be less than 2 points below. The paper sweeps"
             " widths, layers and heads. At the cpu size every model stands behind the same"
@@ -455,19 +405,17 @@ def _stopped(experiment: TaskExperiment) -> StepsExperiment:
 EIGHT_LANGUAGES = replace(TUNED_LANGUAGES, seeds=EIGHT)
 ONE_EPOCH = TrainingBudget(rates=(1e-3,), decays=(0.1,), tuning=(100,), training={"epochs": 1})
 STEPS_ON_REGBENCH = {
-    "mesanet-fig12-languages": Claim(
-        paper=PAPER,
-        place="Figure 12, regular languages",
-        statement="Training with fewer steps costs little, except for very few.",
+    "mesanet-fig12-languages": _of_accuracy(
+        "Figure 12, regular languages",
+        "Training with fewer steps costs little, except for very few.",
         statements=(
             Above(Term("30 steps"), Term("very few steps")),
             Near(Term("15 steps"), Term("30 steps"), 0.5),
             Above(Term("15 steps"), Term("very few steps")),
         ),
         reference=(Above(Term("30 steps"), 90),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _languages(SMALL_REGBENCH, _behind_local_mixer(_by_steps(4, 1)), EIGHT_LANGUAGES),
+            _languages(_behind_local_mixer(_by_steps(4, 1)), SMALL_REGBENCH, EIGHT_LANGUAGES),
             19,
             (
                 "Automata of at most four states, with three letters; heads of 16 channels,"
@@ -475,24 +423,22 @@ STEPS_ON_REGBENCH = {
             ),
         ),
         gpu=ClaimSize(
-            _languages(REGBENCH, _by_steps(1, 5), ONE_EPOCH),
+            _languages(_by_steps(1, 5), REGBENCH, ONE_EPOCH),
             8,
             "One of 50 epochs, width 128; its warm-up does not end.",
         ),
         paper_size=ClaimSize(
-            _languages(REGBENCH, _by_steps(1, 5), TrainingBudget(tuning=(100,))), 1500
+            _languages(_by_steps(1, 5), REGBENCH, TrainingBudget(tuning=(100,))), 1500
         ),
-        picture=Bars("accuracy [%]"),
         remark=(
             "A second protocol of the claim (its curves are of language models), where"
             " solving decides what is learnt; recall (mesanet-fig12) is perfect after any"
             " number of steps."
         ),
     ),
-    "mesanet-i": Claim(
-        paper=PAPER,
-        place="Appendix I",
-        statement=(
+    "mesanet-i": _of_accuracy(
+        "Appendix I",
+        (
             "A model trained with 0 to 30 steps, drawn anew for every batch, is on a par with gated"
             " linear attention where it solves in 0 steps and better with more."
         ),
@@ -503,19 +449,18 @@ STEPS_ON_REGBENCH = {
             Above(Term("random steps", 0, BY_STEPS), Term("30 steps", 0, BY_STEPS)),
         ),
         reference=(Above(Term("30 steps"), 90),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _stopped(_languages(SMALL_REGBENCH, _behind_local_mixer(_drawn(4)), EIGHT_LANGUAGES)),
+            _stopped(_languages(_behind_local_mixer(_drawn(4)), SMALL_REGBENCH, EIGHT_LANGUAGES)),
             27,
             "Automata of at most four states, with three letters; heads of 16 channels.",
         ),
         gpu=ClaimSize(
-            _stopped(_languages(REGBENCH, _drawn(1), ONE_EPOCH)),
+            _stopped(_languages(_drawn(1), REGBENCH, ONE_EPOCH)),
             8,
             "One of 50 epochs, width 128; its warm-up does not end.",
         ),
         paper_size=ClaimSize(
-            _stopped(_languages(REGBENCH, _drawn(1), TrainingBudget(tuning=(100,)))), 1500
+            _stopped(_languages(_drawn(1), REGBENCH, TrainingBudget(tuning=(100,)))), 1500
         ),
         picture=Curves("steps", "accuracy [%]"),
         remark="The paper speculates, without an experiment. On a par: within one point.",
@@ -537,46 +482,22 @@ def _contenders(heads: int, window: int) -> dict[str, Mixers]:
     }
 
 
-def _everyone(heads: int, window: int) -> dict[str, Mixers]:
-    others = {
-        rule: ({"name": "mesanet", "heads": heads, "rule": rule},) for rule in ("mlstm", "deltanet")
-    }
-    return {**_contenders(heads, window), **others, "hawk": ({"name": "rglru", "heads": heads},)}
+EVERYONE: dict[str, Mixers] = {
+    **_contenders(6, 1024),
+    **{rule: ({"name": "mesanet", "heads": 6, "rule": rule},) for rule in ("mlstm", "deltanet")},
+    "hawk": ({"name": "rglru", "heads": 6},),
+}
 
 
-def _models(
-    models: Mapping[str, Mixers],
-    pretraining: Pretraining,
-    seeds: tuple[int, ...],
-    reading: TextProbe,
-    tuning: Tuning = Tuning(),
-) -> LanguageModels:
-    return LanguageModels(models, pretraining, (reading,), seeds, "transformer", tuning)
+def _mesa(heads: int) -> dict[str, Mixers]:
+    return {"mesa": _contenders(heads, 64)["mesa"]}
 
 
-def _mesa_models(
-    heads: int,
-    pretraining: LanguageTraining,
-    seeds: tuple[int, ...],
-    reading: TextProbe,
-    tuning: Tuning = Tuning(),
-) -> LanguageModels:
-    models = {"mesa": _contenders(heads, 64)["mesa"]}
-    return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning)
-
-
-def _steps(
-    heads: int,
-    pretraining: LanguageTraining,
-    seeds: tuple[int, ...],
-    reading: TextProbe,
-    tuning: Tuning = Tuning(),
-) -> LanguageModels:
-    models = {
+def _fixed_steps(heads: int) -> dict[str, Mixers]:
+    return {
         f"{n} steps": ({"name": "mesa", "heads": heads, **({} if n == 30 else {"steps": n})},)
         for n in (5, 15, 30)
     }
-    return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning)
 
 
 ONE = (0,)
@@ -608,12 +529,12 @@ FIG13 = Claim(
     ),
     unit="rank correlation with γ over the heads",
     cpu=ClaimSize(
-        _mesa_models(4, EPISODES, EIGHT, MesaDiagnostics(64, 32), TUNED_RECALL),
+        LanguageModels(_mesa(4), EPISODES, (MesaDiagnostics(64, 32),), EIGHT, tuning=TUNED_RECALL),
         2,
         "Recall of 8 keys in 64 tokens, eight heads of 8 channels.",
     ),
-    gpu=ClaimSize(_mesa_models(4, MEDIUM, FIVE, MesaDiagnostics(512)), 8),
-    paper_size=ClaimSize(_mesa_models(6, LARGE, FIVE, MesaDiagnostics(2048)), 5000),
+    gpu=ClaimSize(LanguageModels(_mesa(4), MEDIUM, (MesaDiagnostics(512),), FIVE), 8),
+    paper_size=ClaimSize(LanguageModels(_mesa(6), LARGE, (MesaDiagnostics(2048),), FIVE), 5000),
     picture=Bars("rank correlation with γ"),
     remark=(
         "The paper: one model of 400 million parameters, 500 sequences of text. Keys"
@@ -639,16 +560,25 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _models(_contenders(2, 16), LEARNT, FIVE, Positions(32_768, 257), TUNED_TEXT),
+            LanguageModels(
+                _contenders(2, 16),
+                LEARNT,
+                (Positions(32_768, 257),),
+                FIVE,
+                "transformer",
+                TUNED_TEXT,
+            ),
             32,
             "A megabyte of text, which rewards n-grams more than memory.",
         ),
         gpu=ClaimSize(
-            _models(_contenders(4, 64), MEDIUM, FIVE, Positions(262_144, 513)),
+            LanguageModels(
+                _contenders(4, 64), MEDIUM, (Positions(262_144, 513),), FIVE, "transformer"
+            ),
             10,
         ),
         paper_size=ClaimSize(
-            _models(_everyone(6, 1024), LARGE, ONE, Positions(2_000_000, 2049)),
+            LanguageModels(EVERYONE, LARGE, (Positions(2_000_000, 2049),), ONE, "transformer"),
             10_000,
             "One seed: no spread, no verdict.",
         ),
@@ -685,11 +615,12 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _models(
+            LanguageModels(
                 _contenders(2, 16),
                 LEARNT,
+                (Extrapolation(16_384, (256, 1024, 4096)),),
                 FIVE,
-                Extrapolation(16_384, (256, 1024, 4096)),
+                "transformer",
                 TUNED_TEXT,
             ),
             3,
@@ -697,12 +628,24 @@ TEXT = {
             " alike.",
         ),
         gpu=ClaimSize(
-            _models(_contenders(4, 64), MEDIUM, FIVE, Extrapolation(131_072, (512, 4096, 16_384))),
+            LanguageModels(
+                _contenders(4, 64),
+                MEDIUM,
+                (Extrapolation(131_072, (512, 4096, 16_384)),),
+                FIVE,
+                "transformer",
+            ),
             4,
             "After Table 2.",
         ),
         paper_size=ClaimSize(
-            _models(_everyone(6, 1024), LARGE, ONE, Extrapolation(1_000_000, (2048, 8192, 32_768))),
+            LanguageModels(
+                EVERYONE,
+                LARGE,
+                (Extrapolation(1_000_000, (2048, 8192, 32_768)),),
+                ONE,
+                "transformer",
+            ),
             60,
         ),
         picture=Curves("length", LOWER, "x"),
@@ -724,17 +667,24 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _mesa_models(2, EPISODES, EIGHT, Solvers(SOLVERS, "30 steps", 8192, 65), TUNED_RECALL),
+            LanguageModels(
+                _mesa(2),
+                EPISODES,
+                (Solvers(SOLVERS, "30 steps", 8192, 65),),
+                EIGHT,
+                tuning=TUNED_RECALL,
+            ),
             2,
             "Recall of 8 keys in 64 tokens, heads of 16 channels.",
         ),
         gpu=ClaimSize(
-            _mesa_models(4, MEDIUM, FIVE, Solvers(SOLVERS, "30 steps", 65_536, 2048)),
+            LanguageModels(_mesa(4), MEDIUM, (Solvers(SOLVERS, "30 steps", 65_536, 2048),), FIVE),
             4,
             "After Table 2.",
         ),
         paper_size=ClaimSize(
-            _mesa_models(6, LARGE, ONE, Solvers(SOLVERS, "30 steps", 1_000_000, 8192)), 30
+            LanguageModels(_mesa(6), LARGE, (Solvers(SOLVERS, "30 steps", 1_000_000, 8192),), ONE),
+            30,
         ),
         picture=Bars(LOWER),
         figures={"tol 1e-4": {"steps per token": 9}},
@@ -750,12 +700,16 @@ TEXT = {
         ),
         unit=LOWER,
         cpu=ClaimSize(
-            _steps(2, HARDER, EIGHT, Positions(32_768, 129), TUNED_HARDER),
+            LanguageModels(
+                _fixed_steps(2), HARDER, (Positions(32_768, 129),), EIGHT, tuning=TUNED_HARDER
+            ),
             42,
             "Recall of 16 keys in 128 tokens, heads of 16 channels.",
         ),
-        gpu=ClaimSize(_steps(4, MEDIUM, FIVE, Positions(262_144, 513)), 8),
-        paper_size=ClaimSize(_steps(6, LARGE, ONE, Positions(2_000_000, 2049)), 3000),
+        gpu=ClaimSize(LanguageModels(_fixed_steps(4), MEDIUM, (Positions(262_144, 513),), FIVE), 8),
+        paper_size=ClaimSize(
+            LanguageModels(_fixed_steps(6), LARGE, (Positions(2_000_000, 2049),), ONE), 3000
+        ),
         picture=Bars(LOWER),
         remark="Curves only.",
     ),
@@ -763,7 +717,7 @@ TEXT = {
     "mesanet-fig13-text": replace(
         FIG13,
         cpu=ClaimSize(
-            _mesa_models(4, LEARNT, EIGHT, MesaDiagnostics(256, 32), TUNED_TEXT),
+            LanguageModels(_mesa(4), LEARNT, (MesaDiagnostics(256, 32),), EIGHT, tuning=TUNED_TEXT),
             13,
             "A megabyte of Shakespeare, eight heads of 16 channels.",
         ),

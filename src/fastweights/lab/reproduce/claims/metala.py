@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -14,6 +15,7 @@ from fastweights.lab.reproduce.accuracy import (
     TaskExperiment,
     TaskTrial,
     TrainingBudget,
+    train_each,
 )
 from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.computed import (
@@ -51,10 +53,14 @@ from fastweights.lab.reproduce.text import (
     Pretraining,
     Tuning,
 )
-from fastweights.lab.tasks import TASKS, Needle, Protocol, Segment
+from fastweights.lab.tasks import TASKS, Needle, Segment, lra
 from fastweights.lab.tasks.mad import HYENA_FILTER, METALA_A6
 
 PAPER = "MetaLA"
+_of_accuracy = partial(Claim, PAPER, unit="accuracy [%]", picture=Bars("accuracy [%]"))
+_of_loss = partial(
+    Claim, PAPER, unit="nats per token (lower is better)", picture=Bars("nats per token")
+)
 
 THEORY = {
     "metala-a2.1": theorem(
@@ -218,16 +224,6 @@ def _whole_keys(width: int) -> Models:
     return {"metala": {"mixers": [metala]}, "gla": {"mixers": [gla]}}
 
 
-def _recall(
-    protocols: Mapping[str, Protocol], models: Models, effort: TrainingBudget
-) -> TaskExperiment:
-    """Every model at every column."""
-    cells = product(protocols.items(), models.items())
-    return TaskExperiment(
-        tuple(TaskTrial(s, x, protocol, s, own, effort) for (x, protocol), (s, own) in cells)
-    )
-
-
 def _widths(
     task: str, widths: tuple[int, ...], names: tuple[str, ...], effort: TrainingBudget
 ) -> TaskExperiment:
@@ -241,52 +237,43 @@ def _widths(
 
 
 MQAR = {
-    "metala-fig3": Claim(
-        paper=PAPER,
-        place="Figure 3",
-        statement=(
+    "metala-fig3": _of_accuracy(
+        "Figure 3",
+        (
             "On MQAR MetaLA is more accurate than GLA, Mamba, Based and RWKV-4; attention is"
             " above 99."
         ),
         statements=(*(Above(Term("metala"), Term(rival)) for rival in RIVALS),),
         reference=(Above(Term("softmax"), 99),),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _recall(
-                {"64 tokens, 16 pairs": mqar(64, 16, 32, 1500)},
-                EQUAL_STATES,
-                TUNED,
-            ),
-            13,
+            train_each(EQUAL_STATES, {"64 tokens, 16 pairs": mqar(64, 16, 32, 1500)}, TUNED), 13
         ),
         gpu=ClaimSize(
-            _recall(
-                {"256": TASKS["mqar-metala-256x16"]},
+            train_each(
                 RECALL,
+                {"256": TASKS["mqar-metala-256x16"]},
                 TrainingBudget(rates=(1e-3,), training={"epochs": 4}),
             ),
             10,
             "4 of 64 epochs, one learning rate, length 256 alone.",
         ),
         paper_size=ClaimSize(
-            _recall(
-                {"256": TASKS["mqar-metala-256x16"], "512": TASKS["mqar-metala-512x64"]},
+            train_each(
                 {**RECALL, **_whole_keys(64)},
+                {"256": TASKS["mqar-metala-256x16"], "512": TASKS["mqar-metala-512x64"]},
                 TrainingBudget(),
             ),
             3000,
         ),
-        picture=Bars("accuracy [%]"),
         remark=(
             "Curves only, no code. d_k = d except at the gpu size; at the cpu size Based"
             " has a state as large, and every model stands behind the same layer that"
             " mixes neighbours, in place of convolutions."
         ),
     ),
-    "metala-tablea7": Claim(
-        paper=PAPER,
-        place="Table A7",
-        statement=(
+    "metala-tablea7": _of_accuracy(
+        "Table A7",
+        (
             "With 80 pairs in 512 tokens MetaLA beats Mamba, gains with width, and stays below"
             " attention."
         ),
@@ -296,7 +283,6 @@ MQAR = {
             Above(Term("softmax", 0), Term("metala", 0)),
         ),
         reference=(Above(Term("softmax", 0), 99), Above(Term("softmax", -1), 99)),
-        unit="accuracy [%]",
         cpu=ClaimSize(
             TaskExperiment(
                 tuple(
@@ -324,7 +310,6 @@ MQAR = {
             ),
             2400,
         ),
-        picture=Bars("accuracy [%]"),
         figures={
             "softmax": {"64": 99.0, "128": 99.0},
             "mamba": {"64": 0.0, "128": 0.0},
@@ -347,34 +332,20 @@ REPO_MIXERS: Models = {
     "metala": {"mixers": [{"name": "metala", "heads": 8}]},
     **{name: {} for name in ("gla", "mamba", "hyena")},
 }
-
-
-def _mad(
-    protocols: Mapping[str, Protocol], models: Models, effort: TrainingBudget, macro: bool = True
-) -> TaskExperiment:
-    cells = product(protocols.items(), models.items())
-    runs = tuple(TaskTrial(s, x, one, s, own, effort, macro) for (x, one), (s, own) in cells)
-    return TaskExperiment(runs, tuple(protocols))
-
-
-def _repo() -> dict[str, Protocol]:
-    return {column: TASKS[f"mad-repo-{column}"] for column in COLUMNS}
-
+MAD_REPO = {column: TASKS[f"mad-repo-{column}"] for column in COLUMNS}
 
 MAD = {
-    "metala-tablea6": Claim(
-        paper=PAPER,
-        place="Table A6",
-        statement="On MAD MetaLA has the best average of the linear models.",
+    "metala-tablea6": _of_accuracy(
+        "Table A6",
+        "On MAD MetaLA has the best average of the linear models.",
         statements=(
             *(
                 Above(Term("metala", "average"), Term(rival, "average"))
                 for rival in ("gla", "mamba", "hyena")
             ),
         ),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _mad(SMALL_MAD, SMALL_MIXERS, TUNED, macro=False),
+            train_each(SMALL_MIXERS, SMALL_MAD, TUNED, averaged=True),
             18,
             (
                 "Short sequences; without recall, memorization and copying, which all models"
@@ -383,24 +354,21 @@ MAD = {
             "an average of three tasks of six",
         ),
         gpu=ClaimSize(
-            _mad(
-                _repo(),
+            train_each(
                 REPO_MIXERS,
+                MAD_REPO,
                 TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 6}),
+                macro=True,
+                averaged=True,
             ),
             10,
             "The six base settings, 6 of 200 epochs, one learning rate.",
         ),
         paper_size=ClaimSize(
-            _mad(
-                _repo(),
-                REPO_MIXERS,
-                TrainingBudget(),
-            ),
+            train_each(REPO_MIXERS, MAD_REPO, TrainingBudget(), macro=True, averaged=True),
             6000,
             "The six base settings; the paper averages 66.",
         ),
-        picture=Bars("accuracy [%]"),
         figures={
             name: {**row, "average": round(fmean(row.values()), 2)}
             for name, row in METALA_A6.items()
@@ -423,15 +391,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _ablation(
-    pretraining: Pretraining,
-    heads: int,
-    seeds: tuple[int, ...],
-    reading: Positions,
-    tuning: Tuning = Tuning(),
-) -> LanguageModels:
-    models = {name: ({"name": "metala", "heads": heads, **own},) for name, own in VARIANTS.items()}
-    return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning)
+def _variants(heads: int) -> dict[str, tuple[dict[str, Any]]]:
+    return {name: ({"name": "metala", "heads": heads, **own},) for name, own in VARIANTS.items()}
 
 
 def _equal_parameters(
@@ -444,45 +405,35 @@ def _equal_parameters(
     """Without a key matrix, and with one of d · d/2 weights, which its MLP of 3 d · m lacks."""
     width = pretraining.width
     narrower = pretraining.fields["intermediate_size"] - round(width / 6)
-    models = {
-        name: ({"name": "metala", "heads": heads, **VARIANTS[name]},)
-        for name in ("metala", "w/ key")
-    }
-    return LanguageModels(
-        models,
-        pretraining,
-        (reading,),
-        seeds,
-        tuning=tuning,
-        fields={"w/ key": {"intermediate_size": narrower}},
-    )
+    models = {name: _variants(heads)[name] for name in ("metala", "w/ key")}
+    fields = {"w/ key": {"intermediate_size": narrower}}
+    return LanguageModels(models, pretraining, (reading,), seeds, tuning=tuning, fields=fields)
 
 
 ABLATION = {
-    "metala-table8": Claim(
-        paper=PAPER,
-        place="Table 8",
-        statement=(
+    "metala-table8": _of_loss(
+        "Table 8",
+        (
             "MetaLA is best with self-augmentation and the short convolution, and without a key"
             " matrix."
         ),
         statements=tuple(
             Above(Term(name), Term("metala")) for name in VARIANTS if name != "metala"
         ),
-        unit="nats per token (lower is better)",
         cpu=ClaimSize(
-            _ablation(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
+            LanguageModels(
+                _variants(2), LEARNT, (Positions(32_768, 257),), FIVE, tuning=TUNED_TEXT
+            ),
             14,
             "Loss after 1,200 updates.",
         ),
-        gpu=ClaimSize(_ablation(MEDIUM, 4, FIVE, Positions(262_144, 513)), 10),
+        gpu=ClaimSize(LanguageModels(_variants(4), MEDIUM, (Positions(262_144, 513),), FIVE), 10),
         paper_size=ClaimSize(
-            _ablation(LARGE, 8, (0,), Positions(2_000_000, 2049)),
+            LanguageModels(_variants(8), LARGE, (Positions(2_000_000, 2049),), (0,)),
             4000,
             "Loss instead of accuracies, of 145M parameters in MesaNet's blocks; the paper's models"
             ' are recipes: `fastweights recipes "MetaLA, Table 8"`.',
         ),
-        picture=Bars("nats per token"),
         figures={
             "metala": {"paper, accuracy": 42.52},
             "w/o selfaug": {"paper, accuracy": 42.16},
@@ -494,12 +445,10 @@ ABLATION = {
             " tokens, one seed."
         ),
     ),
-    "metala-table8-key": Claim(
-        paper=PAPER,
-        place="Table 8, at equal parameters",
-        statement="MetaLA is better without a key matrix, whose parameters its MLPs have instead.",
+    "metala-table8-key": _of_loss(
+        "Table 8, at equal parameters",
+        "MetaLA is better without a key matrix, whose parameters its MLPs have instead.",
         statements=(Above(Term("w/ key"), Term("metala")),),
-        unit="nats per token (lower is better)",
         cpu=ClaimSize(
             _equal_parameters(LEARNT, 2, FIVE, Positions(32_768, 257), TUNED_TEXT),
             12,
@@ -511,7 +460,6 @@ ABLATION = {
             2000,
             "Loss instead of accuracies.",
         ),
-        picture=Bars("nats per token"),
         remark=(
             "The paper's model with a key matrix has more parameters. Here its MLPs are"
             " narrower, so that both have as many to 0.1 %."
@@ -524,81 +472,45 @@ ABLATION = {
 ARENA: Models = {name: {"mixers": [{"name": name}]} for name in ("metala", "mamba", "softmax")}
 
 
-def _arena(
-    protocols: Mapping[str, Protocol | ProtocolOnFile], effort: TrainingBudget
-) -> TaskExperiment:
-    cells = product(protocols.items(), ARENA.items())
-    runs = tuple(TaskTrial(s, x, one, s, own, effort) for (x, one), (s, own) in cells)
-    return TaskExperiment(runs, tuple(protocols))
-
-
-LRA_FILES = {
+LRA_WHOLE = {
+    "ListOps": TASKS["lra-listops"],
+    "Pathfinder": TASKS["lra-pathfinder"],
     "Text": ProtocolOnFile("lra-text", "aclImdb_v1.tar.gz"),
     "Retrieval": ProtocolOnFile("lra-retrieval", "aan"),
     "Image": ProtocolOnFile("lra-image", "cifar-10-binary.tar.gz"),
 }
 LRA = {
-    "metala-table7": Claim(
-        paper=PAPER,
-        place="Table 7",
-        statement="On the Long Range Arena MetaLA is far above the Transformer and Mamba.",
+    "metala-table7": _of_accuracy(
+        "Table 7",
+        "On the Long Range Arena MetaLA is far above the Transformer and Mamba.",
         statements=(
             Above(Term("metala", "average"), Term("softmax", "average")),
             Above(Term("metala", "average"), Term("mamba", "average")),
         ),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _arena(long_range(500), TUNED),
+            train_each(ARENA, long_range(500), TUNED, averaged=True),
             7,
             "ListOps alone, of 15 to 40 tokens.",
             "not long range",
         ),
         gpu=ClaimSize(
-            _arena(
-                {
-                    "ListOps": TASKS["lra-listops-small"],
-                    "Pathfinder": TASKS["lra-pathfinder-small"],
-                },
+            train_each(
+                ARENA,
+                {name: TASKS[f"lra-{name.lower()}-small"] for name in ("ListOps", "Pathfinder")},
                 TrainingBudget(rates=(1e-3,), training={"epochs": 4}),
+                averaged=True,
             ),
             10,
             "Short sequences, 4 of 10 epochs.",
         ),
         paper_size=ClaimSize(
-            _arena(
-                {
-                    "ListOps": TASKS["lra-listops"],
-                    "Pathfinder": TASKS["lra-pathfinder"],
-                    **LRA_FILES,
-                },
-                TrainingBudget(seeds=(0,)),
-            ),
+            train_each(ARENA, LRA_WHOLE, TrainingBudget(seeds=(0,)), averaged=True),
             20_000,
             "Without Path-X; the curves of Pathfinder are of our own generator.",
         ),
-        picture=Bars("accuracy [%]"),
         figures={
-            "softmax": {
-                "ListOps": 38.37,
-                "Text": 61.95,
-                "Retrieval": 80.69,
-                "Image": 40.57,
-                "Pathfinder": 65.26,
-            },
-            "mamba": {
-                "ListOps": 38.02,
-                "Text": 82.98,
-                "Retrieval": 72.14,
-                "Image": 69.82,
-                "Pathfinder": 69.26,
-            },
-            "metala": {
-                "ListOps": 59.34,
-                "Text": 89.27,
-                "Retrieval": 91.28,
-                "Image": 91.88,
-                "Pathfinder": 91.66,
-            },
+            name: dict(zip(lra.ARENA, lra.METALA_7[name], strict=True))
+            for name in ("softmax", "mamba", "metala")
         },
         remark="The baselines are cited from another paper.",
     )
@@ -623,35 +535,29 @@ SMALL_VISION: Models = {
 }
 
 
-def _images(
-    protocol: ProtocolOnFile, effort: TrainingBudget, models: Models = VISION
-) -> TaskExperiment:
-    return TaskExperiment(
-        tuple(TaskTrial(s, None, protocol, s, own, effort) for s, own in models.items())
-    )
-
-
 IMAGES = {
-    "metala-table6": Claim(
-        paper=PAPER,
-        place="Table 6",
-        statement="On images MetaLA is above HGRN, GLA, Mamba and DeiT of the same size.",
+    "metala-table6": _of_accuracy(
+        "Table 6",
+        "On images MetaLA is above HGRN, GLA, Mamba and DeiT of the same size.",
         statements=tuple(Above(Term("metala"), Term(name)) for name in VISION if name != "metala"),
-        unit="accuracy [%]",
         cpu=ClaimSize(
-            _images(DIGITS, DIGITS_TUNED, SMALL_VISION),
+            train_each(SMALL_VISION, {None: DIGITS}, DIGITS_TUNED),
             12,
             "MNIST in 16 patches, 1,200 updates.",
         ),
         gpu=ClaimSize(
-            _images(DIGITS, TrainingBudget(training={"steps": 500})),
+            train_each(VISION, {None: DIGITS}, TrainingBudget(training={"steps": 500})),
             10,
             "MNIST, 500 updates.",
         ),
         paper_size=ClaimSize(
-            _images(ProtocolOnFile("image-folder", "imagenet"), TrainingBudget(seeds=(0,))), 50_000
+            train_each(
+                VISION,
+                {None: ProtocolOnFile("image-folder", "imagenet")},
+                TrainingBudget(seeds=(0,)),
+            ),
+            50_000,
         ),
-        picture=Bars("accuracy [%]"),
         figures={
             "softmax": {"paper, 6M": 72.20},
             "hgrn": {"paper, 6M": 74.40},
@@ -666,6 +572,13 @@ IMAGES = {
 # Table A8: needle in a haystack -------------------------------------------------------------------
 
 
+HIDDEN: Models = {
+    name: behind_local_mixer({"name": name, "heads": 2, **own})
+    for name, own in {"metala": {"conv": 1}, "hgrn2": {}, "softmax": {}}.items()
+}
+"""MetaLA has no convolution of its own, as the others have none."""
+
+
 def _needles(
     trained: int,
     tested: tuple[int, ...],
@@ -674,51 +587,32 @@ def _needles(
     others: int = 0,
     effort: TrainingBudget = TUNED,
 ) -> TaskExperiment:
-    """MetaLA has no convolution of its own, as the others have none."""
-    models = {
-        name: behind_local_mixer({"name": name, "heads": 2, **own})
-        for name, own in {"metala": {"conv": 1}, "hgrn2": {}, "softmax": {}}.items()
-    }
     task = Needle(vocabulary=64, length=trained, others=others)
     trained_length = small(task, task, steps, width)
     segments = tuple(Segment(replace(task, length=n), 500) for n in tested)
     protocol = replace(trained_length, test=segments, validation=trained_length.test)
     places = tuple(map(str, tested))
-    return TaskExperiment(
-        tuple(TaskTrial(s, places, protocol, s, own, effort) for s, own in models.items()), places
-    )
+    return replace(train_each(HIDDEN, {places: protocol}, effort), columns=places)
 
 
-NEEDLES = Claim(
-    paper=PAPER,
-    place="Table A8",
-    statement=(
-        "Needles: MetaLA is above HGRN2, below attention within the trained length, above it"
-        " beyond."
-    ),
+NEEDLES = _of_accuracy(
+    "Table A8",
+    "Needles: MetaLA is above HGRN2, below attention within the trained length, above it beyond.",
     statements=(
         Above(Term("metala", "average"), Term("hgrn2", "average")),
         Above(Term("softmax", 0), Term("metala", 0)),
         Above(Term("metala", -1), Term("softmax", -1, fails=True)),
     ),
     reference=(Above(Term("softmax", 0), 99),),
-    unit="accuracy [%]",
     cpu=ClaimSize(
-        _needles(48, (48, 192, 768), 1500, 32),
-        3,
-        "Trained on 48 tokens, tested there and beyond.",
+        _needles(48, (48, 192, 768), 1500, 32), 3, "Trained on 48 tokens, tested there and beyond."
     ),
     gpu=ClaimSize(
-        _needles(512, (512, 2048), 1000, 64),
-        10,
-        "Trained on 512 tokens, tested there and on 2048.",
+        _needles(512, (512, 2048), 1000, 64), 10, "Trained on 512 tokens, tested there and on 2048."
     ),
     paper_size=ClaimSize(
-        _needles(8192, (8192, 16_384), 5000, 1024),
-        6000,
-        "Tokens, not text: no language models.",
+        _needles(8192, (8192, 16_384), 5000, 1024), 6000, "Tokens, not text: no language models."
     ),
-    picture=Bars("accuracy [%]"),
     figures={
         "softmax": {"paper, 1B, 8K": 73.3, "paper, 1B, 16K": 0.0},
         "hgrn2": {"paper, 1B, 8K": 2.9, "paper, 1B, 16K": 3.5},
