@@ -23,14 +23,7 @@ from fastweights.lab.tasks.questions import (
 from fastweights.training.data.files import read_whole
 
 Record = Mapping[str, Any]
-_MALFORMED = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    OSError,
-)
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError)
 
 
 @dataclass(frozen=True)
@@ -154,11 +147,9 @@ def _recall(path: Path) -> list[Item]:
     return [Prompt(question) for question in recall(path)]
 
 
-def _hellaswag(path: Path) -> list[Item]:
-    return _each(
-        path,
-        lambda r: Choice.of(f"{r['activity_label']}: {r['ctx']}", r["endings"], int(r["label"])),
-    )
+def _hellaswag(record: Record) -> Choice:
+    context = f"{record['activity_label']}: {record['ctx']}"
+    return Choice.of(context, record["endings"], int(record["label"]))
 
 
 def _piqa(path: Path, labels: Path) -> list[Item]:
@@ -174,11 +165,7 @@ def _piqa(path: Path, labels: Path) -> list[Item]:
     return found
 
 
-def _arc(path: Path) -> list[Item]:
-    return _each(path, _arc_item)
-
-
-def _arc_item(record: Record) -> Choice:
+def _arc(record: Record) -> Choice:
     choices = record["question"]["choices"]
     gold = [choice["label"] for choice in choices].index(record["answerKey"])
     return Choice.of(
@@ -186,17 +173,13 @@ def _arc_item(record: Record) -> Choice:
     )
 
 
-def _openbookqa(path: Path) -> list[Item]:
-    return _each(path, lambda r: Choice.of(r["query"], r["choices"], int(r["gold"])))
+def _openbookqa(record: Record) -> Choice:
+    return Choice.of(record["query"], record["choices"], int(record["gold"]))
 
 
-def _boolq(path: Path) -> list[Item]:
-    return _each(
-        path,
-        lambda r: Choice.of(
-            f"{r['passage']}\nQuestion: {r['question']}?\nAnswer:", ("no", "yes"), int(r["answer"])
-        ),
-    )
+def _boolq(record: Record) -> Choice:
+    context = f"{record['passage']}\nQuestion: {record['question']}?\nAnswer:"
+    return Choice.of(context, ("no", "yes"), int(record["answer"]))
 
 
 def _copa(path: Path) -> list[Item]:
@@ -214,20 +197,10 @@ def _copa_item(item: ElementTree.Element) -> Choice:
     )
 
 
-def _schemas(path: Path) -> list[Item]:
+def _schema(record: Record) -> Choice:
     """WinoGrande and Winograd: what follows the pronoun, after either referent."""
-    return _each(
-        path,
-        lambda r: Choice(
-            tuple(r["context_options"]),
-            (r["continuation"],) * len(r["context_options"]),
-            int(r["gold"]),
-        ),
-    )
-
-
-def _lambada(path: Path) -> list[Item]:
-    return _each(path, _last_word)
+    contexts = tuple(record["context_options"])
+    return Choice(contexts, (record["continuation"],) * len(contexts), int(record["gold"]))
 
 
 def _last_word(record: Record) -> Ending:
@@ -235,6 +208,10 @@ def _last_word(record: Record) -> Ending:
         raise ValueError("its text is empty, and has no last word")
     context, _, word = record["text"].rpartition(" ")
     return Ending(context, f" {word}")
+
+
+def _nq(record: Record) -> Prompt:
+    return Prompt(Question(f"Question: {record['question']}?\nAnswer:", tuple(record["answer"])))
 
 
 def _scrambling_prompts(path: Path, shots: int) -> list[Item]:
@@ -245,41 +222,33 @@ def _squad(path: Path) -> list[Item]:
     return [Prompt(question) for question in squad(path)]
 
 
-def _nq(path: Path) -> list[Item]:
-    return _each(
-        path,
-        lambda r: Prompt(Question(f"Question: {r['question']}?\nAnswer:", tuple(r["answer"]))),
-    )
+def _lines(item: Callable[[Record], Item], file: str) -> TaskFiles:
+    """A file with an item in every line."""
+    return TaskFiles((file,), lambda path: _each(path, item))
+
+
+def _scrambled(name: str) -> TaskFiles:
+    return TaskFiles((f"gpt3_{name}.jsonl",), _scrambling_prompts, takes_shots=True)
 
 
 SOURCES: dict[str, TaskFiles] = {
-    "hellaswag": TaskFiles(("hellaswag_val.jsonl",), _hellaswag),
+    "hellaswag": _lines(_hellaswag, "hellaswag_val.jsonl"),
     "piqa": TaskFiles(("piqa_valid.jsonl", "piqa_valid-labels.lst"), _piqa),
-    "arc_easy": TaskFiles(("arc_easy_test.jsonl",), _arc),
-    "arc_challenge": TaskFiles(("arc_challenge_test.jsonl",), _arc),
-    "openbookqa": TaskFiles(("openbookqa_test.jsonl",), _openbookqa),
-    "boolq": TaskFiles(("boolq_dev.jsonl",), _boolq),
+    "arc_easy": _lines(_arc, "arc_easy_test.jsonl"),
+    "arc_challenge": _lines(_arc, "arc_challenge_test.jsonl"),
+    "openbookqa": _lines(_openbookqa, "openbookqa_test.jsonl"),
+    "boolq": _lines(_boolq, "boolq_dev.jsonl"),
     "copa": TaskFiles(("copa_test.xml",), _copa),
-    "winogrande": TaskFiles(("winogrande_dev.jsonl",), _schemas),
-    "winograd": TaskFiles(("winograd_wsc.jsonl",), _schemas),
-    "lambada": TaskFiles(("lambada_openai_test.jsonl",), _lambada),
-    "anagrams1": TaskFiles(
-        ("gpt3_mid_word_1_anagrams.jsonl",), _scrambling_prompts, takes_shots=True
-    ),
-    "anagrams2": TaskFiles(
-        ("gpt3_mid_word_2_anagrams.jsonl",), _scrambling_prompts, takes_shots=True
-    ),
-    "cycle_letters": TaskFiles(
-        ("gpt3_cycle_letters_in_word.jsonl",), _scrambling_prompts, takes_shots=True
-    ),
-    "random_insertion": TaskFiles(
-        ("gpt3_random_insertion_in_word.jsonl",), _scrambling_prompts, takes_shots=True
-    ),
-    "reversed_words": TaskFiles(
-        ("gpt3_reversed_words.jsonl",), _scrambling_prompts, takes_shots=True
-    ),
+    "winogrande": _lines(_schema, "winogrande_dev.jsonl"),
+    "winograd": _lines(_schema, "winograd_wsc.jsonl"),
+    "lambada": _lines(_last_word, "lambada_openai_test.jsonl"),
+    "anagrams1": _scrambled("mid_word_1_anagrams"),
+    "anagrams2": _scrambled("mid_word_2_anagrams"),
+    "cycle_letters": _scrambled("cycle_letters_in_word"),
+    "random_insertion": _scrambled("random_insertion_in_word"),
+    "reversed_words": _scrambled("reversed_words"),
     "squad": TaskFiles(("squad_xquad_en.json",), _squad),
-    "nq_open": TaskFiles(("nq_open_dev.jsonl",), _nq),
+    "nq_open": _lines(_nq, "nq_open_dev.jsonl"),
 }
 """The tasks by name, and the files of each as they are published."""
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,9 +121,7 @@ def _listops_dsf() -> Protocol:
     )
 
 
-def _listops_small() -> Protocol:
-    full = _listops()
-    task = ListOps(shortest=50, longest=200)
+def _small(full: Protocol, task: ListOps | Pathfinder, differs: str, **fields: Any) -> Protocol:
     return replace(
         full,
         train=(Segment(task, 20_000),),
@@ -130,9 +129,9 @@ def _listops_small() -> Protocol:
         training=TrainingSettings(
             (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=CosineAnnealing(0.1), best=True
         ),
-        backbone=Backbone({"num_hidden_layers": 2}, (64,)),
+        backbone=Backbone({"num_hidden_layers": 2, **fields}, (64,)),
         source="this library",
-        differs="trees of 50 to 200 tokens: minutes on a CPU",
+        differs=differs,
         figures={},
     )
 
@@ -152,27 +151,21 @@ def _pathfinder() -> Protocol:
     )
 
 
-def _pathfinder_small() -> Protocol:
-    task = Pathfinder(side=16, dashes=4, distractors=1, distractor_dashes=2, apart=4.0)
-    return replace(
-        _pathfinder(),
-        train=(Segment(task, 20_000),),
-        test=(Segment(task, 1_000),),
-        training=TrainingSettings(
-            (1e-3, 3e-3), (0.01,), 64, epochs=10, schedule=CosineAnnealing(0.1), best=True
-        ),
-        backbone=Backbone({"num_hidden_layers": 2, "bidirectional": True}, (64,)),
-        source="this library",
-        differs="curves of 4 dashes on 16 pixels: minutes on a CPU",
-    )
-
-
 PROTOCOLS: dict[str, Protocol] = {
     "lra-listops": _listops(),
     "lra-listops-dsf": _listops_dsf(),
-    "lra-listops-small": _listops_small(),
+    "lra-listops-small": _small(
+        _listops(),
+        ListOps(shortest=50, longest=200),
+        "trees of 50 to 200 tokens: minutes on a CPU",
+    ),
     "lra-pathfinder": _pathfinder(),
-    "lra-pathfinder-small": _pathfinder_small(),
+    "lra-pathfinder-small": _small(
+        _pathfinder(),
+        Pathfinder(side=16, dashes=4, distractors=1, distractor_dashes=2, apart=4.0),
+        "curves of 4 dashes on 16 pixels: minutes on a CPU",
+        bidirectional=True,
+    ),
 }
 
 

@@ -407,63 +407,47 @@ class Setting:
 
     train: TokenTask
     test: TokenTask
-    examples: int
+    examples: int = 12_800
 
 
-def _recall(vocabulary: int = 16, length: int = 128, examples: int = 12_800) -> Setting:
-    train, test = (InContextRecall(vocabulary, length, known=known) for known in (False, True))
-    return Setting(train, test, examples)
-
-
-def _fuzzy(vocabulary: int = 16, length: int = 128, examples: int = 12_800) -> Setting:
-    train, test = (FuzzyRecall(vocabulary, length, known=known) for known in (False, True))
-    return Setting(train, test, examples)
-
-
-def _noisy(
-    vocabulary: int = 32, length: int = 128, examples: int = 12_800, noise: float = 0.2
-) -> Setting:
-    train, test = (
-        InContextRecall(vocabulary, length, 16, noise, known=known) for known in (False, True)
-    )
-    return Setting(train, test, examples)
-
-
-def _memorization(vocabulary: int = 256) -> Setting:
-    return Setting(Memorization(vocabulary), Memorization(vocabulary), 256)
-
-
-def _compression(vocabulary: int = 16, length: int = 32, examples: int = 12_800) -> Setting:
-    return Setting(Compression(vocabulary, length), Compression(vocabulary, length), examples)
-
-
-def _copying(
-    vocabulary: int = 16, length: int = 256, examples: int = 12_800, tokens: int = 16
-) -> Setting:
-    task = SelectiveCopying(vocabulary, length, tokens)
-    return Setting(task, task, examples)
+def _with(setting: Setting, field: str, value: float) -> Setting:
+    if field == "examples":
+        return replace(setting, examples=int(value))
+    tasks: tuple[Any, Any] = setting.train, setting.test
+    train, test = (replace(task, **{field: value}) for task in tasks)
+    return replace(setting, train=train, test=test)
 
 
 _FEWER: tuple[int, ...] = (6_400, 3_200, 1_600, 800)
 _USUAL = {"vocabulary": (32, 64, 128), "length": (256, 512, 1024), "examples": _FEWER}
-_TASKS: dict[str, tuple[Callable[..., Setting], Mapping[str, tuple[float, ...]]]] = {
-    "recall": (_recall, _USUAL),
-    "fuzzy-recall": (_fuzzy, _USUAL),
-    "noisy-recall": (_noisy, {**_USUAL, "vocabulary": (48, 80, 144), "noise": (0.4, 0.6, 0.8)}),
-    "memorization": (_memorization, {"vocabulary": (512, 1024, 2048, 4096, 8192)}),
-    "compression": (_compression, {**_USUAL, "length": (64, 128, 256)}),
-    "copying": (_copying, {**_USUAL, "length": (512, 1024), "tokens": (32, 64, 96)}),
+_NOISY = InContextRecall(32, noise_tokens=16, noise=0.2)
+_TASKS: dict[str, tuple[Setting, Mapping[str, tuple[float, ...]]]] = {
+    "recall": (Setting(InContextRecall(), InContextRecall(known=True)), _USUAL),
+    "fuzzy-recall": (Setting(FuzzyRecall(), FuzzyRecall(known=True)), _USUAL),
+    "noisy-recall": (
+        Setting(_NOISY, replace(_NOISY, known=True)),
+        {**_USUAL, "vocabulary": (48, 80, 144), "noise": (0.4, 0.6, 0.8)},
+    ),
+    "memorization": (
+        Setting(Memorization(), Memorization(), 256),
+        {"vocabulary": (512, 1024, 2048, 4096, 8192)},
+    ),
+    "compression": (Setting(Compression(), Compression()), {**_USUAL, "length": (64, 128, 256)}),
+    "copying": (
+        Setting(SelectiveCopying(), SelectiveCopying()),
+        {**_USUAL, "length": (512, 1024), "tokens": (32, 64, 96)},
+    ),
 }
 
 SETTINGS: dict[str, Setting] = {
     name: setting
-    for task, (make, changes) in _TASKS.items()
+    for task, (usual, changes) in _TASKS.items()
     for name, setting in [
-        (task, make()),
+        (task, usual),
         *(
-            (f"{task}-{change}-{value}", make(**{change: value}))
-            for change in changes
-            for value in changes[change]
+            (f"{task}-{field}-{value}", _with(usual, field, value))
+            for field, values in changes.items()
+            for value in values
         ),
     ]
 }
