@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -29,6 +29,7 @@ from fastweights.render.plots import (
 from fastweights.shapes import Map
 
 Color = str | tuple[float, float, float, float]
+Memories = Sequence[tuple[int, MemoryProfile]]
 SHOWN = 8
 """Layers that are drawn one by one, or named in a legend, at most; evenly spaced if there
 are more.
@@ -41,47 +42,45 @@ LONGEST = 1e5
 
 def profile_figures(profile: Profile) -> list[ReportFigure]:
     """Draw all figures that the layers of `profile` have numbers for."""
-    drawn = (
-        _maps(profile),
-        _attention(profile),
-        *(f(profile) for f in _SYSTEMS),
-        _normalisers(profile),
-        _conditions(profile),
-    )
+    mapped, linear = _phis_by_layer(profile), _memories_by_layer(profile)
+    drawn = [_normalisers(profile), _conditions(profile)]
+    if linear:
+        systems = (_half_lives(profile, linear), _eigenvalues(linear))
+        drawn = [*systems, _hankel(profile, linear), _response(profile, linear), *drawn]
+    if mapped:
+        drawn = [_maps(profile, mapped), _attention(mapped), *drawn]
     return [picture for picture in drawn if picture is not None]
+
+
+OF_MEMORIES: Mapping[tuple[str, str], Callable[[MemoryProfile], float]] = {
+    ("Median half-life", "tokens"): lambda m: float(m.half_lives.clamp(max=LONGEST).median()),
+    ("Effective state dimension", "of k, mean over heads"): lambda m: float(m.dimensions.mean()),
+    ("Strongest transition over the window", "log₁₀ of the gain"): lambda m: (
+        float(m.log_gains.amax(-1).median()) / np.log(10)
+    ),
+}
+OF_MAPS: Mapping[tuple[str, str], Callable[[Map], Tensor]] = {
+    ("Dilution of attention", "entropy / uniform entropy"): maps.dilution,
+    ("Span of attention", "tokens back, mean"): maps.span,
+    ("Effective rank of the map", "of the window"): maps.rank,
+}
+"""What models are compared by, by its title and unit."""
 
 
 def comparison(profiles: Sequence[Profile]) -> ReportFigure:
     """Draw the models side by side, against depth."""
     figure, axes = canvas(2, 3)
     for color, profile in zip(_colors(len(profiles)), profiles, strict=True):
-        linear = _memories_by_depth(profile)
+        last = max(1, len(profile.layers) - 1)
+        linear, mapped = _memories_by_layer(profile), _phis_by_layer(profile)
         shown = [
-            [(depth, _middle(m.half_lives)) for depth, m in linear],
-            [(depth, float(m.dimensions.mean())) for depth, m in linear],
-            [(depth, float(m.log_gains.amax(-1).median()) / np.log(10)) for depth, m in linear],
-            _over_depth(profile, lambda phi: maps.dilution(phi)),
-            _over_depth(profile, lambda phi: maps.span(phi)),
-            _over_depth(profile, lambda phi: maps.rank(phi)),
+            *([(i / last, measure(m)) for i, m in linear] for measure in OF_MEMORIES.values()),
+            *([(i / last, float(f(phi).mean())) for i, phi in mapped] for f in OF_MAPS.values()),
         ]
         for one, points in zip(axes.flat, shown, strict=True):
             if points:
-                one.plot(
-                    *zip(*points, strict=True),
-                    color=color,
-                    marker="o",
-                    markersize=3.5,
-                    label=profile.name,
-                )
-    titles = (
-        ("Median half-life", "tokens"),
-        ("Effective state dimension", "of k, mean over heads"),
-        ("Strongest transition over the window", "log₁₀ of the gain"),
-        ("Dilution of attention", "entropy / uniform entropy"),
-        ("Span of attention", "tokens back, mean"),
-        ("Effective rank of the map", "of the window"),
-    )
-    for one, (title, y) in zip(axes.flat, titles, strict=True):
+                _line(one, points, color, profile.name)
+    for one, (title, y) in zip(axes.flat, (*OF_MEMORIES, *OF_MAPS), strict=True):
         label(one, title, "depth", y)
         one.set_xlim(-0.03, 1.03)
     logarithmic(axes[0, 0])
@@ -105,17 +104,9 @@ def teacher_distances(profiles: Sequence[Profile]) -> ReportFigure | None:
     figure, axes = canvas(1, 3)
     for color, student in zip(_colors(len(students)), students, strict=True):
         found = [(depth, maps.distance(*pair)) for depth, pair in _beside(student, teachers[0])]
-        depths = [depth for depth, _ in found]
-        for one, values in zip(
-            axes.flat,
-            (
-                [float(d.kl) for _, d in found],
-                [float(d.mse) for _, d in found],
-                [float(d.rank) for _, d in found],
-            ),
-            strict=True,
-        ):
-            one.plot(depths, values, color=color, marker="o", markersize=3.5, label=student.name)
+        for one, name in zip(axes.flat, ("kl", "mse", "rank"), strict=True):
+            points = [(depth, float(getattr(distance, name))) for depth, distance in found]
+            _line(one, points, color, student.name)
     label(axes[0, 0], f"KL({teachers[0].name} ‖ model)", "depth", "nats per query")
     label(axes[0, 1], "Mean squared difference", "depth", "per pair of tokens")
     label(axes[0, 2], "Effective rank minus the teacher's", "depth", "")
@@ -128,10 +119,7 @@ def teacher_distances(profiles: Sequence[Profile]) -> ReportFigure | None:
     return ReportFigure("teacher", f"Distance from {teachers[0].name}", caption, figure)
 
 
-def _maps(profile: Profile) -> ReportFigure | None:
-    mapped = _phis_by_layer(profile)
-    if not mapped:
-        return None
+def _maps(profile: Profile, mapped: Sequence[tuple[int, Map]]) -> ReportFigure:
     columns = min(4, max(len(phi) for _, phi in mapped))
     numbers = [mapped[i] for i in spread_evenly(len(mapped), SHOWN)]
     figure, axes = canvas(len(numbers), columns, 2.1, 2.1)
@@ -172,20 +160,18 @@ def _map(axes: Axes, layer: LayerProfile, phi: Map, column: int, columns: int) -
     axes.set_title(f"head {layer.heads[place]}", fontsize=7, loc="left")
 
 
-def _attention(profile: Profile) -> ReportFigure | None:
-    mapped = _phis_by_layer(profile)
-    if not mapped:
-        return None
+def _attention(mapped: Sequence[tuple[int, Map]]) -> ReportFigure:
     figure, axes = canvas(1, 4, 3.0)
-    numbers, phis = [number for number, _ in mapped], [phi for _, phi in mapped]
-    _dots(axes[0, 0], [maps.dilution(phi).mean(-1) for phi in phis], numbers)
-    _dots(axes[0, 1], [maps.span(phi).mean(-1) for phi in phis], numbers)
-    _dots(axes[0, 2], [maps.rank(phi) for phi in phis], numbers)
-    _dots(axes[0, 3], [maps.negative_share(phi) for phi in phis], numbers)
-    label(axes[0, 0], "Dilution", "layer", "entropy / uniform entropy")
-    label(axes[0, 1], "Span", "layer", "tokens back, mean")
-    label(axes[0, 2], "Effective rank", "layer", f"of {phis[0].shape[-1]}")
-    label(axes[0, 3], "Negative weights", "layer", "share of Σ|Φ|")
+    numbers, phis = zip(*mapped, strict=True)
+    panels = (
+        ("Dilution", "entropy / uniform entropy", [maps.dilution(phi).mean(-1) for phi in phis]),
+        ("Span", "tokens back, mean", [maps.span(phi).mean(-1) for phi in phis]),
+        ("Effective rank", f"of {phis[0].shape[-1]}", [maps.rank(phi) for phi in phis]),
+        ("Negative weights", "share of Σ|Φ|", [maps.negative_share(phi) for phi in phis]),
+    )
+    for one, (title, y, values) in zip(axes.flat, panels, strict=True):
+        _dots(one, values, numbers)
+        label(one, title, "layer", y)
     axes[0, 0].set_ylim(0, 1.02)
     axes[0, 3].set_ylim(0, 1.02)
     caption = (
@@ -195,10 +181,7 @@ def _attention(profile: Profile) -> ReportFigure | None:
     return ReportFigure("attention", "Attention by layer and head", caption, figure)
 
 
-def _half_lives(profile: Profile) -> ReportFigure | None:
-    linear = _memories_by_layer(profile)
-    if not linear:
-        return None
+def _half_lives(profile: Profile, linear: Memories) -> ReportFigure:
     figure, axes = canvas(1, 3, 3.9)
     lives = [m.half_lives.clamp(max=LONGEST) for _, m in linear]
     _bands(axes[0, 0], [number for number, _ in linear], lives)
@@ -235,10 +218,7 @@ def _scale(figure: Figure, axes: Axes, image: AxesImage) -> None:
     bar.ax.tick_params(which="both", labelsize=8)
 
 
-def _eigenvalues(profile: Profile) -> ReportFigure | None:
-    linear = _memories_by_layer(profile)
-    if not linear:
-        return None
+def _eigenvalues(linear: Memories) -> ReportFigure:
     linear = [linear[i] for i in spread_evenly(len(linear), SHOWN)]
     columns = min(4, len(linear))
     figure, axes = canvas(-(-len(linear) // columns), columns, 2.7, 2.4)
@@ -270,10 +250,7 @@ def _spectrum(axes: Axes, values: Tensor, color: Color) -> None:
     axes.set_xlabel("λ", fontsize=8)
 
 
-def _hankel(profile: Profile) -> ReportFigure | None:
-    linear = _memories_by_layer(profile)
-    if not linear:
-        return None
+def _hankel(profile: Profile, linear: Memories) -> ReportFigure:
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         top = m.hankel[..., :1]
@@ -304,10 +281,7 @@ def _hankel(profile: Profile) -> ReportFigure | None:
     return ReportFigure("hankel", "How much of the state is used", caption, figure)
 
 
-def _response(profile: Profile) -> ReportFigure | None:
-    linear = _memories_by_layer(profile)
-    if not linear:
-        return None
+def _response(profile: Profile, linear: Memories) -> ReportFigure:
     figure, axes = canvas(1, 2, 4.2)
     for color, (number, m) in zip(_depths(len(linear)), linear, strict=True):
         size = m.response.mean(0)
@@ -329,14 +303,6 @@ def _response(profile: Profile) -> ReportFigure | None:
         " above 0 gradients can explode, far below 0 they vanish."
     )
     return ReportFigure("response", "Impulse responses and gradients", caption, figure)
-
-
-_SYSTEMS: tuple[Callable[[Profile], ReportFigure | None], ...] = (
-    _half_lives,
-    _eigenvalues,
-    _hankel,
-    _response,
-)
 
 
 def _normalisers(profile: Profile) -> ReportFigure | None:
@@ -399,20 +365,6 @@ def _memories_by_layer(profile: Profile) -> list[tuple[int, MemoryProfile]]:
     return [(i, layer.memory) for i, layer in enumerate(profile.layers) if layer.memory is not None]
 
 
-def _memories_by_depth(profile: Profile) -> list[tuple[float, MemoryProfile]]:
-    last = max(1, len(profile.layers) - 1)
-    return [(i / last, m) for i, m in _memories_by_layer(profile)]
-
-
-def _over_depth(profile: Profile, measure: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
-    last = max(1, len(profile.layers) - 1)
-    return [(i / last, float(measure(phi).mean())) for i, phi in _phis_by_layer(profile)]
-
-
-def _middle(lives: Tensor) -> float:
-    return float(lives.clamp(max=LONGEST).median())
-
-
 def _same_window(one: Profile, other: Profile) -> bool:
     """Whether both have maps, of as many tokens."""
     sizes = [{phi.shape[-1] for _, phi in _phis_by_layer(profile)} for profile in (one, other)]
@@ -430,9 +382,13 @@ def _beside(student: Profile, teacher: Profile) -> Iterable[tuple[float, tuple[T
         yield i / last, (maps.weights(phi).mean(0), maps.weights(model).mean(0))
 
 
-def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int] | None = None) -> None:
+def _line(axes: Axes, points: Sequence[tuple[float, float]], color: str, name: str) -> None:
+    axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3.5, label=name)
+
+
+def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int]) -> None:
     """A dot per head and a bar at the layer's mean."""
-    for number, values in zip(numbers or range(len(per_layer)), per_layer, strict=True):
+    for number, values in zip(numbers, per_layer, strict=True):
         jitter = np.linspace(-0.22, 0.22, len(values)) if len(values) > 1 else np.zeros(1)
         axes.scatter(number + jitter, values, s=9, color=PALETTE[0], alpha=0.7, linewidths=0)
         axes.plot(
@@ -441,7 +397,7 @@ def _dots(axes: Axes, per_layer: Sequence[Tensor], numbers: Sequence[int] | None
             color=PALETTE[1],
             linewidth=1.6,
         )
-    tick_layers(axes, numbers or range(len(per_layer)))
+    tick_layers(axes, numbers)
 
 
 def tick_layers(axes: Axes, layers: Sequence[int]) -> None:
