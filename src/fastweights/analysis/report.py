@@ -8,12 +8,7 @@ from html import escape
 from pathlib import Path
 
 from fastweights.analysis import maps
-from fastweights.analysis.figures import (
-    LONGEST,
-    comparison,
-    profile_figures,
-    teacher_distances,
-)
+from fastweights.analysis.figures import LONGEST, comparison, profile_figures, teacher_distances
 from fastweights.analysis.profile import LayerProfile, Profile
 from fastweights.analysis.theory import TheoryFinding
 from fastweights.render.html import (

@@ -17,14 +17,7 @@ from fastweights.analysis.cost import cost
 from fastweights.layers import TokenContext
 from fastweights.mixer import Mixer
 from fastweights.mixers import MIXERS, make
-from fastweights.recurrence import (
-    ConjugateGradient,
-    Decay,
-    Delta,
-    Mesa,
-    Recurrence,
-    Softmax,
-)
+from fastweights.recurrence import ConjugateGradient, Decay, Delta, Mesa, Recurrence, Softmax
 from fastweights.render import markdown
 
 DIMENSIONS = "dimensions"

@@ -26,11 +26,7 @@ from fastweights.linearize.convert.attention_layers import AttentionLayer, find_
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.rules import branch_of
 from fastweights.linearize.distill.adapt import projections
-from fastweights.linearize.distill.recipe import (
-    LinearizationRecipe,
-    StageConfig,
-    TransferConfig,
-)
+from fastweights.linearize.distill.recipe import LinearizationRecipe, StageConfig, TransferConfig
 from fastweights.linearize.distill.trained import Adapters
 from fastweights.linearize.distill.transfer import BackwardInForward
 from fastweights.linearize.evaluate.logits import next_logits

@@ -7,11 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from fastweights.budget import Placing, Workload, find_accelerator
-from fastweights.linearize.distill.recipe import (
-    LinearizationRecipe,
-    StageConfig,
-    TransferConfig,
-)
+from fastweights.linearize.distill.recipe import LinearizationRecipe, StageConfig, TransferConfig
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.models import FastWeightsConfig, find_preset
 

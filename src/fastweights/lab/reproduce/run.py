@@ -12,13 +12,7 @@ from typing import Any, Self
 import torch
 
 from fastweights.lab.bench.machine import Machine, commit, versions
-from fastweights.lab.reproduce.claim import (
-    Claim,
-    ClaimVerdict,
-    Experiment,
-    Trial,
-    TrialContext,
-)
+from fastweights.lab.reproduce.claim import Claim, ClaimVerdict, Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.judge import Check, judge, verdict_of
 from fastweights.lab.reproduce.measures import Measure, Measures
 from fastweights.training.loop.files import write_figure, write_json

@@ -15,12 +15,7 @@ from fastweights.lab.tasks.mad import (
 from fastweights.lab.tasks.mqar import MQAR
 from fastweights.lab.tasks.needle import HAY, HiddenNumber, Needle
 from fastweights.lab.tasks.pathfinder import Pathfinder
-from fastweights.lab.tasks.protocol import (
-    Backbone,
-    Protocol,
-    Segment,
-    TrainingSettings,
-)
+from fastweights.lab.tasks.protocol import Backbone, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.questions import Answering, Question
 from fastweights.lab.tasks.regbench import DFA, RegBench
 from fastweights.lab.tasks.state import Cyclic, Group, ModularArithmetic, Permutations, WordProblem

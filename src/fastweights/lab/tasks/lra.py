@@ -12,22 +12,10 @@ from typing import Any
 import numpy as np
 
 from fastweights.lab.tasks.archives import aan, cifar10, grey, imdb, mnist
-from fastweights.lab.tasks.images import (
-    Crop,
-    ImageFolder,
-    Images,
-    TrainingImages,
-    ValidationImages,
-)
+from fastweights.lab.tasks.images import Crop, ImageFolder, Images, TrainingImages, ValidationImages
 from fastweights.lab.tasks.listops import ListOps
 from fastweights.lab.tasks.pathfinder import Pathfinder
-from fastweights.lab.tasks.protocol import (
-    Backbone,
-    Fields,
-    Protocol,
-    Segment,
-    TrainingSettings,
-)
+from fastweights.lab.tasks.protocol import Backbone, Fields, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
 from fastweights.models import PRESETS
 from fastweights.training.loop.schedules import CosineAnnealing
@@ -155,9 +143,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "lra-listops": _listops(),
     "lra-listops-dsf": _listops_dsf(),
     "lra-listops-small": _small(
-        _listops(),
-        ListOps(shortest=50, longest=200),
-        "trees of 50 to 200 tokens: minutes on a CPU",
+        _listops(), ListOps(shortest=50, longest=200), "trees of 50 to 200 tokens: minutes on a CPU"
     ),
     "lra-pathfinder": _pathfinder(),
     "lra-pathfinder-small": _small(

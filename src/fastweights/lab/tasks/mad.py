@@ -15,13 +15,7 @@ from transformers import PreTrainedModel
 
 from fastweights.lab.tasks.base import Batch, Task, TokenTask
 from fastweights.lab.tasks.floors import Predictions
-from fastweights.lab.tasks.protocol import (
-    Backbone,
-    Fields,
-    Protocol,
-    Segment,
-    TrainingSettings,
-)
+from fastweights.lab.tasks.protocol import Backbone, Fields, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.sampling import BLOCK, find_repeats, sample_distinct, sort_with_columns
 from fastweights.models.loss import IGNORE_INDEX, select_targets
 from fastweights.models.reconstruct import FastWeightsForReconstruction

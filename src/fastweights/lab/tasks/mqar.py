@@ -10,13 +10,7 @@ import numpy as np
 import torch
 
 from fastweights.lab.tasks.base import Batch, TokenTask
-from fastweights.lab.tasks.protocol import (
-    Backbone,
-    Fields,
-    Protocol,
-    Segment,
-    TrainingSettings,
-)
+from fastweights.lab.tasks.protocol import Backbone, Fields, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.sampling import sample_by_weight, sample_distinct
 from fastweights.models import PRESETS
 from fastweights.models.loss import IGNORE_INDEX

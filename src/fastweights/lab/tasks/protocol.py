@@ -11,12 +11,7 @@ from torch.nn.functional import one_hot
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fastweights.lab.tasks.base import Batch, Examples, Score, Task
-from fastweights.ranges import (
-    FRACTION,
-    NON_NEGATIVE_NUMBER,
-    POSITIVE_INTEGER,
-    POSITIVE_NUMBER,
-)
+from fastweights.ranges import FRACTION, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, POSITIVE_NUMBER
 from fastweights.training.loop.schedules import Constant, Schedule
 
 Fields = Mapping[str, Any]

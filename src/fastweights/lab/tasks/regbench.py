@@ -11,13 +11,7 @@ from torch import Tensor
 
 from fastweights.lab.tasks.base import Batch, TokenTask
 from fastweights.lab.tasks.floors import Predictions, n_grams_of_sequence
-from fastweights.lab.tasks.protocol import (
-    Backbone,
-    Fields,
-    Protocol,
-    Segment,
-    TrainingSettings,
-)
+from fastweights.lab.tasks.protocol import Backbone, Fields, Protocol, Segment, TrainingSettings
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.training.loop.schedules import CosineAnnealing
 

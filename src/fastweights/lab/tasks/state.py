@@ -13,13 +13,7 @@ import numpy as np
 import torch
 
 from fastweights.lab.tasks.base import Batch, TokenTask
-from fastweights.lab.tasks.protocol import (
-    Backbone,
-    Fields,
-    Protocol,
-    Segment,
-    TrainingSettings,
-)
+from fastweights.lab.tasks.protocol import Backbone, Fields, Protocol, Segment, TrainingSettings
 from fastweights.models.loss import IGNORE_INDEX
 from fastweights.training.loop.schedules import Constant, CosineAnnealing
 
