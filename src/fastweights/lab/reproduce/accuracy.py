@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from fastweights.lab.reproduce.claim import (
+    FIVE,
     FLOOR,
     Experiment,
     OtherSettings,
@@ -32,7 +33,6 @@ from fastweights.lab.sweep import (
 )
 from fastweights.lab.tasks import FILES, Protocol
 
-FIVE = (0, 1, 2, 3, 4)
 UPDATES = "updates until solved"
 MARGIN, SOLVED = 5.0, 99.0
 """Points above its floor from which on a task is being learnt, and where it is solved."""
@@ -126,7 +126,8 @@ class TaskTrial(Trial):
         runs are made first."""
         if not self.effort.tuning:
             return self._plan(context)
-        return self._tuned(context, self._sweep(self._tuning(context), context))
+        chosen = best(self._sweep(self._tuning(context), context))[0]
+        return replace(self._plan(context), rates=(chosen.rate,), decays=(chosen.decay,))
 
     def minutes(self, context: TrialContext) -> float:
         folder, plans = SweepFolder(context.shared / "sweep"), [self._plan(context)]
@@ -158,19 +159,18 @@ class TaskTrial(Trial):
         }
         return replace(plan, tasks=tasks, seeds=self.effort.tuning)
 
-    def _tuned(self, context: TrialContext, rows: Sequence[Row]) -> SweepPlan:
-        """The plan at the rate and decay that other seeds have chosen."""
-        chosen = best(rows)[0]
-        return replace(self._plan(context), rates=(chosen.rate,), decays=(chosen.decay,))
-
     def floors(self, context: TrialContext) -> list[Measure]:
         """Measure the floors of its task, in per cent."""
         whole = self._protocol(context)
-        if not isinstance(self.x, tuple):
-            return _floors(whole, self.x, self.macro)
-        alone = zip(self.x, whole.test, strict=True)
+        alone = (
+            [(x, replace(whole, test=(part,))) for x, part in zip(self.x, whole.test, strict=True)]
+            if isinstance(self.x, tuple)
+            else [(self.x, whole)]
+        )
         return [
-            row for x, part in alone for row in _floors(replace(whole, test=(part,)), x, self.macro)
+            Measure(name, 100 * value, x, FLOOR)
+            for x, part in alone
+            for name, value in part.floors(self.macro).items()
         ]
 
     @property
@@ -210,12 +210,6 @@ class TaskTrial(Trial):
         if isinstance(self.x, tuple):
             return zip(self.x, row.parts, strict=True)
         return [(self.x, row.macro if self.macro else row.accuracy)]
-
-
-def _floors(protocol: Protocol, x: At, macro: bool) -> list[Measure]:
-    """In per cent."""
-    found = protocol.floors(macro)
-    return [Measure(name, 100 * value, x, FLOOR) for name, value in found.items()]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,10 @@ FLOOR = "floor"
 """The quantity of floors: measures of what predictors reach that make nothing of the sequence."""
 
 
+FIVE = (0, 1, 2, 3, 4)
+"""The seeds of models that are judged, unless a claim has others."""
+
+
 class ClaimVerdict(Enum):
     """The verdict of the measured numbers on a statement."""
 

@@ -4,13 +4,13 @@ seeds."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastweights.lab.reproduce.claim import Experiment, Trial, TrialContext
+from fastweights.lab.reproduce.claim import FIVE, Experiment, Trial, TrialContext
 from fastweights.lab.reproduce.measures import Measure
-from fastweights.lab.reproduce.text import FIVE, share_tokenizer
+from fastweights.lab.reproduce.text import share_tokenizer
 from fastweights.linearize.distill.fit import Fit
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import LinearizationRecipe
@@ -180,7 +180,7 @@ class Conversions(Experiment):
     teacher: TrainedTeacher | ProvidedTeacher
     length: int
     held_out: int
-    seeds: tuple[int, ...] = field(default=FIVE)
+    seeds: tuple[int, ...] = FIVE
 
     @property
     def updates(self) -> Mapping[str, int]:

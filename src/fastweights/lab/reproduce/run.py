@@ -60,10 +60,6 @@ class Ledger:
         done = self.done.get(key_of(trial))
         return None if done is None or any(differences(done.trial, trial)) else done
 
-    def make_folder(self) -> None:
-        """Make the folder unless it is there."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-
     def add(self, done: TrialRecord) -> None:
         """Append a record and sync the file to disk."""
         append_row(self.path, asdict(done))
@@ -188,7 +184,7 @@ def run_missing_trials(
     missing = [trial for trial, done in zip(trials, found, strict=True) if done is None]
     for name in dict.fromkeys(name for trial in missing for name in trial.files):
         place.file(name)
-    ledger.make_folder()
+    ledger.path.parent.mkdir(parents=True, exist_ok=True)
     for number, (trial, done) in enumerate(zip(trials, found, strict=True), 1):
         if done is None:
             listener(trial, number, len(trials))

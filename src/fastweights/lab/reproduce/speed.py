@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,10 @@ class Models:
                 torch.nn.init.constant_(parameter, value)
         return model
 
+    def each(self, device: torch.device) -> dict[str, FastWeightsForCausalLM]:
+        """Build the models of all series, for evaluation."""
+        return {series: self.model(series, device).eval() for series in self.mixers}
+
     def ids(self, batch: int, length: int, device: torch.device) -> Tensor:
         """Draw ``[batch length]`` random tokens."""
         shape = (batch, length)
@@ -82,10 +86,8 @@ class TrainingSteps(Trial):
 
     def run(self, context: TrialContext) -> list[Measure]:
         ids = self.models.ids(max(1, self.tokens // self.length), self.length, context.device)
-        steps = {
-            name: _step(self.models.model(name, context.device).train(), ids)
-            for name in self.models.mixers
-        }
+        models = self.models.each(context.device).items()
+        steps = {name: _step(model.train(), ids) for name, model in models}
         speeds = measure_rates(steps, ids.numel() / 1e3, self.length, self.repeats, context.device)
         return speeds + [
             one
@@ -120,10 +122,8 @@ class Generation(Trial):
 
     def run(self, context: TrialContext) -> list[Measure]:
         ids = self.models.ids(self.batch, self.prompt, context.device)
-        runs = {
-            name: partial(_generate, self.models.model(name, context.device).eval(), ids, self.new)
-            for name in self.models.mixers
-        }
+        models = self.models.each(context.device).items()
+        runs = {name: partial(_generate, model, ids, self.new) for name, model in models}
         return measure_rates(
             runs, self.batch * self.new / 1e3, self.batch, self.repeats, context.device
         )
@@ -153,16 +153,10 @@ class Token(Trial):
 
     def run(self, context: TrialContext) -> list[Measure]:
         ids = self.models.ids(self.batch, self.context, context.device)
-        runs = {
-            name: _next(self.models.model(name, context.device).eval(), ids)
-            for name in self.models.mixers
-        }
-        return [
-            Measure(one.series, one.value, one.x, "decoding", one.seed)
-            for one in measure_rates(
-                runs, self.batch / 1e3, self.context, self.repeats, context.device
-            )
-        ]
+        models = self.models.each(context.device).items()
+        runs = {name: _next(model, ids) for name, model in models}
+        speeds = measure_rates(runs, self.batch / 1e3, self.context, self.repeats, context.device)
+        return [replace(speed, quantity="decoding") for speed in speeds]
 
 
 @dataclass(frozen=True)
@@ -186,10 +180,8 @@ class GenerationSegments(Trial):
         return f"{self.tokens} tokens, one after the other"
 
     def run(self, context: TrialContext) -> list[Measure]:
-        decoders = {
-            name: Decoder(self.models.model(name, context.device).eval())
-            for name in self.models.mixers
-        }
+        models = self.models.each(context.device).items()
+        decoders = {name: Decoder(model) for name, model in models}
         token = self.models.ids(1, 1, context.device)
         steps = {name: partial(one.read, token) for name, one in decoders.items()}
         clock, found, length = clock_of(context.device), [], self.tokens // self.stretches

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from fastweights.lab.reproduce.claim import (
+    FIVE,
     FLOOR,
     Experiment,
     OtherSettings,
@@ -263,7 +264,6 @@ def _on_books(pretraining: Pretraining) -> Pretraining:
     return replace(pretraining, bf16=True, data=("books",))
 
 
-FIVE = (0, 1, 2, 3, 4)
 SMALL = _backbone(2, 64, 6e-3, 200, 8, 256, Text(("shakespeare",), tokenization=BPE(512)))
 """Seconds on a CPU, on the megabyte of text that is in the package."""
 LEARNT = replace(SMALL, steps=1200, warmup=120)
@@ -394,7 +394,7 @@ class LanguageModels(Experiment):
     models: Mapping[str, tuple[Fields, ...]]
     pretraining: LanguageTraining
     readings: tuple[TextProbe, ...]
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = FIVE
     reference: str | None = None
     tuning: Tuning = Tuning()
     fields: Mapping[str, Fields] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from fastweights.lab.reproduce.accuracy import (
     TrainingBudget,
     train_each,
 )
-from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
+from fastweights.lab.reproduce.claim import FIVE, Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.computed import theorem
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.published import with_second_softmax
@@ -34,7 +34,6 @@ from fastweights.lab.reproduce.small import (
     mqar,
 )
 from fastweights.lab.reproduce.text import (
-    FIVE,
     LARGE,
     LEARNT,
     MEDIUM,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fastweights.lab.reproduce.accuracy import TaskExperiment, TaskTrial, TrainingBudget, train_each
-from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Figures, Near, Term
+from fastweights.lab.reproduce.claim import FIVE, Above, Claim, ClaimSize, Figures, Near, Term
 from fastweights.lab.reproduce.computed import BOUND, LEAST_RIDGE, SAME, computed
 from fastweights.lab.reproduce.pictures import Bars, Curves
 from fastweights.lab.reproduce.recall import RecallTraining
@@ -32,7 +32,6 @@ from fastweights.lab.reproduce.solving import (
 from fastweights.lab.reproduce.speed import Models, SpeedExperiment, Token, TrainingSteps
 from fastweights.lab.reproduce.text import (
     FAR,
-    FIVE,
     LARGE,
     LEARNT,
     MEDIUM,

@@ -17,7 +17,7 @@ from fastweights.lab.reproduce.accuracy import (
     TrainingBudget,
     train_each,
 )
-from fastweights.lab.reproduce.claim import Above, Claim, ClaimSize, Near, Term
+from fastweights.lab.reproduce.claim import FIVE, Above, Claim, ClaimSize, Near, Term
 from fastweights.lab.reproduce.computed import (
     CONDITIONS,
     GROWTH,
@@ -43,7 +43,6 @@ from fastweights.lab.reproduce.small import (
 )
 from fastweights.lab.reproduce.speed import SpeedExperiment, TrainingSteps
 from fastweights.lab.reproduce.text import (
-    FIVE,
     LARGE,
     LEARNT,
     MEDIUM,
