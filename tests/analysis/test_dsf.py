@@ -251,31 +251,22 @@ def matrices(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [0.5 * normal(*shape, generator=g) for shape in shapes]
 
 
-def test_equation_15_and_16_are_the_linear_transformer() -> None:
-    mixer, u = moved("linear", heads=1), inputs()
-    weights = [W.weight.detach() for W in (mixer.W_q, mixer.W_k, mixer.W_v)]
-    record = mixer.project_all(u).recurrence
-    system = dsf.linear_attention(u, *weights)
-    ours = record.ltv().dense(D).join_heads().compose_input(weights[2])
-    assert_close(system.kernel(), ours.kernel(), "Φ")
-    agree(system, u, oracles.dsf.linear_attention(*map(array, (u, *weights))))
+def as_dense(mixer: Mixer, u: Tensor, values: int) -> DenseLTV:
+    """The mixer's system as one of column vectors u, with heads of so many values joined."""
+    system = mixer.project_all(u).recurrence.ltv()
+    return system.dense(values).join_heads().compose_input(mixer.W_v.weight.detach())
 
 
-def test_equation_28_is_the_linear_transformer_with_heads() -> None:
-    mixer, u = moved("linear", heads=4), inputs()
-    per_head = zip(
-        *(W.weight.detach().chunk(4) for W in (mixer.W_q, mixer.W_k, mixer.W_v)), strict=True
-    )
-    heads = dsf.multi_head([dsf.linear_attention(u, *weights) for weights in per_head])
-    ours = (
-        mixer.project_all(u)
-        .recurrence.ltv()
-        .dense(D // 4)
-        .join_heads()
-        .compose_input(mixer.W_v.weight.detach())
-    )
-    assert heads.A.shape[-1] == D * D // 4
-    assert_close(heads.kernel(), ours.kernel(), "Φ")
+@pytest.mark.parametrize("heads", [1, 4], ids=["15 and 16", "28"])
+def test_equations_15_16_and_28_are_the_linear_transformer(heads: int) -> None:
+    mixer, u = moved("linear", heads=heads), inputs()
+    weights = [W.weight.detach().chunk(heads) for W in (mixer.W_q, mixer.W_k, mixer.W_v)]
+    systems = [dsf.linear_attention(u, *own) for own in zip(*weights, strict=True)]
+    joined, ours = dsf.multi_head(systems), as_dense(mixer, u, D // heads)
+    assert joined.A.shape[-1] == D * D // heads
+    assert_close(joined.kernel(), ours.kernel(), "Φ")
+    for system, own in zip(systems, zip(*weights, strict=True), strict=True):
+        agree(system, u, oracles.dsf.linear_attention(*map(array, (u, *own))))
 
 
 @pytest.mark.parametrize(
@@ -299,8 +290,7 @@ def test_equation_22_is_normalized_attention() -> None:
     weights = [W.weight.detach() for W in (mixer.W_q, mixer.W_k, mixer.W_v)]
     eta = dsf.exponential_normaliser(u, mixer.W_eta.weight.detach()[0])
     system = dsf.general_linear_attention(u, *weights, eta=eta)
-    ours = mixer.project_all(u).recurrence.ltv().dense(D).join_heads().compose_input(weights[2])
-    assert_close(system.kernel(), ours.kernel(), "Φ")
+    assert_close(system.kernel(), as_dense(mixer, u, D).kernel(), "Φ")
 
 
 def test_equation_18_approaches_softmax_attention() -> None:
@@ -357,13 +347,7 @@ def test_equations_20_and_23_are_the_qlstm_of_this_library(reversed_sigmoid: boo
     f = dsf.reverse_sigmoid(f, mixer.a.detach()) if reversed_sigmoid else f.sigmoid()
     i, o = (W(u).sigmoid().detach() for W in (mixer.W_i, mixer.W_q))
     system = dsf.qlstm(u, f, i, o, mixer.W_v.weight.detach())
-    ours = (
-        mixer.project_all(u)
-        .recurrence.ltv()
-        .dense(1)
-        .join_heads()
-        .compose_input(mixer.W_v.weight.detach())
-    )
+    ours = as_dense(mixer, u, 1)
     for name in ("A", "B", "C", "D"):
         assert_close(getattr(system, name), getattr(ours, name), name)
 

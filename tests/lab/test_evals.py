@@ -226,11 +226,6 @@ def test_items_are_what_the_file_says(name: str, tmp_path: Path) -> None:
     assert SOURCES[name].items(eval_files.write(tmp_path)) == eval_files.ITEMS[name]
 
 
-def test_recall_in_its_minimal_form(tmp_path: Path) -> None:
-    (tmp_path / "swde.jsonl").write_text('{"text": "Born in", "value": "Ulm"}\n')
-    assert recall_prompts(tmp_path / "swde.jsonl") == [Prompt(Question("Born in", ("Ulm",)))]
-
-
 @pytest.mark.parametrize("content", [b"{", b'{"ctx": 1}\n', b"\x1f\x8b", b"[1, 2]\n", b"\xff"])
 def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "hellaswag_val.jsonl.gz").write_bytes(content)
@@ -242,22 +237,32 @@ HELLASWAG = {"activity_label": "Roofing", "ctx": "A man", "endings": ["a", "b"],
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("task", "line", "message"),
     [
-        ({**HELLASWAG, "label": 9}, r"9 is not the number of an option; there are 0 … 1"),
-        ({**HELLASWAG, "label": -1}, r"-1 is not the number of an option"),
-        ({**HELLASWAG, "label": "x"}, "invalid literal for int"),
-        ({**HELLASWAG, "endings": []}, "two options at least; there are 0"),
-        ({"ctx": "A man"}, "it has no 'activity_label'"),
+        (
+            "hellaswag",
+            {**HELLASWAG, "label": 9},
+            "not the number of an option; there are 0 … 1",
+        ),
+        ("hellaswag", {**HELLASWAG, "label": -1}, "-1 is not the number of an option"),
+        ("hellaswag", {**HELLASWAG, "label": "x"}, "invalid literal for int"),
+        ("hellaswag", {**HELLASWAG, "endings": []}, "two options at least; there are 0"),
+        ("hellaswag", {"ctx": "A man"}, "it has no 'activity_label'"),
+        ("lambada", {}, "it has no 'text'"),
+        ("lambada", {"text": " "}, "its text is empty"),
+        ("lambada", {"text": 5}, "AttributeError"),
+        ("lambada", "{", "Expecting property name"),
     ],
 )
-def test_a_choice_that_cannot_be_made_is_named(
-    record: dict[str, object], message: str, tmp_path: Path
+def test_a_line_that_makes_no_item_is_named(
+    task: str, line: dict[str, object] | str, message: str, tmp_path: Path
 ) -> None:
-    lines = (json.dumps(HELLASWAG), json.dumps(record))
-    (tmp_path / "hellaswag_val.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=rf"hellaswag_val.jsonl is not .*\(line 2: .*{message}"):
-        SOURCES["hellaswag"].items(tmp_path)
+    (file,) = SOURCES[task].files
+    right = json.dumps({**HELLASWAG, "text": "He came in"})
+    wrong = line if isinstance(line, str) else json.dumps(line)
+    (tmp_path / file).write_text(f"{right}\n{wrong}")
+    with pytest.raises(ValueError, match=rf"{file} is not .*\(line 2: .*{message}"):
+        SOURCES[task].items(tmp_path)
 
 
 def test_labels_may_be_texts(tmp_path: Path) -> None:
@@ -265,21 +270,6 @@ def test_labels_may_be_texts(tmp_path: Path) -> None:
     (found,) = SOURCES["hellaswag"].items(tmp_path)
     assert isinstance(found, Choice)
     assert found.gold == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{}", "line 1: it has no 'text'"),
-        ('{"text": " "}', "line 1: its text is empty"),
-        ('{"text": 5}', "line 1: AttributeError"),
-        ("{", "line 1: Expecting property name"),
-    ],
-)
-def test_a_text_without_a_last_word_is_named(line: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "lambada_openai_test.jsonl").write_text(line)
-    with pytest.raises(ValueError, match=f"lambada_openai_test.jsonl is not .*{message}"):
-        SOURCES["lambada"].items(tmp_path)
 
 
 @pytest.mark.parametrize("labels", ["0\n", "0\n1\n1\n"])
@@ -290,10 +280,10 @@ def test_every_question_has_its_label(labels: str, tmp_path: Path) -> None:
         SOURCES["piqa"].items(folder)
 
 
-def test_recall_of_another_encoding(tmp_path: Path) -> None:
+def test_recall_in_its_minimal_form_and_of_another_encoding(tmp_path: Path) -> None:
     path, line = tmp_path / "swde.jsonl", json.dumps({"text": "Born in", "value": "Ulm"})
     path.write_bytes(line.encode("utf-8-sig"))
-    assert len(recall_prompts(path)) == 1
+    assert recall_prompts(path) == [Prompt(Question("Born in", ("Ulm",)))]
     path.write_bytes(line.encode("utf-16-le"))
     with pytest.raises(ValueError, match=r"swde\.jsonl seems to be UTF-16LE; convert it"):
         recall_prompts(path)

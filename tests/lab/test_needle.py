@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from distributions import assert_frequencies, rng
 from fastweights.lab.tasks.needle import HAY, MARK, HiddenNumber, Needle
-from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling, squad
+from fastweights.lab.tasks.questions import RECALL, Question, recall, scrambling
 from fastweights.models.loss import IGNORE_INDEX
 
 
@@ -67,9 +66,7 @@ def test_a_hidden_number() -> None:
 def test_answers() -> None:
     question = Question("The capital of France is", ("Paris", "City of Paris"))
     assert question.has_value_in(" paris, of course")
-    assert not question.has_value_in(" Lyon")
     assert question.exact(" Paris ")
-    assert not question.exact("paris")
     assert RECALL.cut(" Paris\nThe capital") == " Paris"
     assert (RECALL.context, RECALL.tokens) == (2000, 48)
 
@@ -80,29 +77,6 @@ def test_files_of_questions(tmp_path: Path) -> None:
     assert recall(tmp_path / "recall.jsonl") == [
         Question("a is b, a is", ("b",)),
         Question("c", ("d", "e")),
-    ]
-    words = [
-        {"context": "\nasinoc =", "completion": " casino"},
-        {"context": "\nyscowbo =", "completion": " cowboys"},
-    ]
-    (tmp_path / "words.jsonl.gz").write_bytes(
-        gzip.compress("\n".join(map(json.dumps, words)).encode())
-    )
-    assert scrambling(tmp_path / "words.jsonl.gz") == [
-        Question("\nasinoc =", ("casino",)),
-        Question("\nyscowbo =", ("cowboys",)),
-    ]
-    assert scrambling(tmp_path / "words.jsonl.gz", 1) == [
-        Question("\nasinoc = casino\nyscowbo =", ("cowboys",))
-    ]
-    answers = [{"text": "308", "answer_start": 0}, {"text": "308", "answer_start": 0}]
-    paragraph = {
-        "context": "Only 308 points.",
-        "qas": [{"question": "How many?", "answers": answers}],
-    }
-    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
-    assert squad(tmp_path / "squad.json") == [
-        Question("Only 308 points.\nQuestion: How many?\nAnswer:", ("308",))
     ]
     with pytest.raises(ValueError, match=r"recall.jsonl, line 1, has no context, completion"):
         scrambling(tmp_path / "recall.jsonl")

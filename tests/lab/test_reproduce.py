@@ -174,25 +174,10 @@ TOY_CLAIM = Claim(
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_killed_claim_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
-    out, place = tmp_path / "out", _place(tmp_path)
-    place.shared.mkdir()
-    (place.shared / "broken").touch()
-    with pytest.raises(KeyboardInterrupt):
-        reproduce("toy", TOY_CLAIM, "cpu", out, place)
-    (place.shared / "broken").unlink()
-    first = reproduce("toy", TOY_CLAIM, "cpu", out, place)
-    again = reproduce("toy", TOY_CLAIM, "cpu", out, place)
-    assert (place.shared / "ran").read_text() == "abc"
-    assert first.verdict is ClaimVerdict.HOLDS
-    assert again.measures.rows == first.measures.rows
-    assert (out / "picture.png").read_bytes()[1:4] == b"PNG"
-
-
-@pytest.mark.usefixtures("pictures")
-def test_an_outcome_names_every_commit_that_ran_its_trials(
+def test_a_killed_claim_goes_on_and_a_finished_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its outcome names every commit that ran a trial, and none that ran nothing."""
     out, place = tmp_path / "out", _place(tmp_path)
     place.shared.mkdir()
     (place.shared / "broken").touch()
@@ -200,10 +185,15 @@ def test_an_outcome_names_every_commit_that_ran_its_trials(
     with pytest.raises(KeyboardInterrupt):
         reproduce("toy", TOY_CLAIM, "cpu", out, place)
     (place.shared / "broken").unlink()
+    outcomes = []
     for later in ("the second", "one that runs nothing"):
         monkeypatch.setattr(run, "commit", lambda later=later: later)
-        reproduce("toy", TOY_CLAIM, "cpu", out, place)
+        outcomes.append(reproduce("toy", TOY_CLAIM, "cpu", out, place))
         assert read_json(out / "outcome.json")["commit"] == "the first, the second"
+    assert (place.shared / "ran").read_text() == "abc"
+    assert outcomes[0].verdict is ClaimVerdict.HOLDS
+    assert outcomes[1].measures.rows == outcomes[0].measures.rows
+    assert (out / "picture.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_a_torn_line_is_run_again(tmp_path: Path) -> None:
@@ -222,11 +212,6 @@ def test_unknown_sizes_and_claims_are_named(tmp_path: Path) -> None:
         reproduce("toy", TOY_CLAIM, "tiny", tmp_path, _place(tmp_path))
     with pytest.raises(ValueError, match="did you mean metala-fig3"):
         find_claim("metala-fig33")
-
-
-def test_data_that_a_size_reads_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--data"):
-        _place(tmp_path).file("books")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -263,7 +248,7 @@ def test_claims_are_complete(name: str) -> None:
 def test_files_are_looked_for_before_anything_runs(name: str, size: str, tmp_path: Path) -> None:
     trials = CLAIMS[name].sizes[size].experiment.trials()
     first = next(file for trial in trials for file in trial.files)
-    with pytest.raises(ValueError, match=f"reads {first}; pass the folder"):
+    with pytest.raises(ValueError, match=f"reads {first}; pass the folder .* with --data"):
         reproduce(name, CLAIMS[name], size, tmp_path / "out", _place(tmp_path))
     assert not list(tmp_path.iterdir())
 
@@ -290,8 +275,9 @@ def test_all_claims_fit_into_eight_hours_of_two_cores() -> None:
 
 
 def test_models_start_where_they_are_told() -> None:
-    fields = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
-    models = Models(fields, {"mesa": ({"name": "mesa", "heads": 2},)}, start={"W_gamma.bias": 8.0})
+    models = Models(
+        TINY_FIELDS, {"mesa": ({"name": "mesa", "heads": 2},)}, start={"W_gamma.bias": 8.0}
+    )
     found = dict(models.model("mesa", torch.device("cpu")).named_parameters())
     biases = {name: p.tolist() for name, p in found.items() if name.endswith("bias")}
     assert [v for name, v in biases.items() if name.endswith("W_gamma.bias")] == [[8.0, 8.0]]
@@ -347,24 +333,20 @@ def _read(reading: object, series: str, seed: int) -> list[Measure]:
 
 def _timed(trial: Trial) -> list[Measure]:
     match trial:
-        case TrainingSteps(models=models, length=x):
-            return [Measure(name, 1.0, x, "", seed) for name in models.mixers for seed in range(5)]
-        case Generation(models=models, batch=x):
+        case TrainingSteps(models=models, length=x) | Generation(models=models, batch=x):
             return [Measure(name, 1.0, x, "", seed) for name in models.mixers for seed in range(5)]
         case Token(models=models, context=x):
-            return [
-                Measure(name, 1.0, x, "decoding", seed)
-                for name in models.mixers
-                for seed in range(5)
-            ]
+            quantities = ("decoding",)
         case GenerationSegments(models=models, tokens=x):
-            speeds = [
-                Measure(name, 1.0, x, "along one sequence", n)
-                for name in models.mixers
-                for n in range(5)
-            ]
-            return [*speeds, *(Measure(name, 1.0, x, "state [MB]") for name in models.mixers)]
-    raise AssertionError(trial)
+            quantities = ("along one sequence", "state [MB]")
+        case _:
+            raise AssertionError(trial)
+    return [
+        Measure(name, 1.0, x, quantity, seed)
+        for quantity in quantities
+        for name in models.mixers
+        for seed in range(5)
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name not in THEOREMS])

@@ -11,7 +11,7 @@ from fastweights.lab.tasks.questions import SCRAMBLING, Question
 
 PARAGRAPH = {
     "context": "It has 24.",
-    "qas": [{"question": "How many?", "answers": [{"text": "24"}]}],
+    "qas": [{"question": "How many?", "answers": [{"text": "24"}] * 2}],
 }
 LINES: dict[str, list[dict[str, object]]] = {
     "hellaswag_val.jsonl": [
@@ -69,20 +69,7 @@ TEXTS = {
         ' asks-for="cause" most-plausible-alternative="2">\n<p>It broke.</p>\n<a1>It'
         " flew.</a1>\n<a2>It fell.</a2>\n</item>\n</copa-corpus>\n"
     ),
-    "squad_xquad_en.json": json.dumps(
-        {
-            "data": [
-                {
-                    "paragraphs": [
-                        {
-                            "context": "It has 24.",
-                            "qas": [{"question": "How many?", "answers": [{"text": "24"}]}],
-                        }
-                    ]
-                }
-            ]
-        }
-    ),
+    "squad_xquad_en.json": json.dumps({"data": [{"paragraphs": [PARAGRAPH]}]}),
 }
 ITEMS: dict[str, list[Item]] = {
     "hellaswag": [
