@@ -6,9 +6,8 @@ from difflib import get_close_matches
 
 from fastweights.recipes import dsf, lolcats, mesanet, metala
 from fastweights.recipes.command import command_of
-from fastweights.recipes.conversion import ConversionBudget, StageBudget, plan_conversion
+from fastweights.recipes.conversion import ConversionBudget, StageBudget, plan_conversion, record_of
 from fastweights.recipes.recipe import ConversionRecipe, Recipe, Stated, TableRow, TrainingRecipe
-from fastweights.recipes.record import record_of
 
 PAPERS = (metala, mesanet, dsf, lolcats)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fastweights.analysis.cost import PASSES
-from fastweights.budget import NoRoomError, Workload
+from fastweights.budget import NoRoomError, TrainingPlan, Workload
 from fastweights.budget.footprint import without_numbers
 from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.memory import FLOAT, RESERVE
@@ -116,6 +116,17 @@ class ConversionBudget:
     def cost(self) -> float | None:
         price = self.workload.price
         return None if price is None else price * self.device_hours
+
+
+OF_PLANS = ("total_operations", "hours", "device_hours", "cost")
+OF_TRAININGS = ("model_operations", "executed_operations", "seconds_per_step")
+
+
+def record_of(found: TrainingPlan | ConversionBudget) -> dict[str, Any]:
+    """The numbers of a plan, with those that follow from them, in bytes, seconds and operations."""
+    names = OF_TRAININGS if isinstance(found, TrainingPlan) else ("memory",)
+    derived = {name: getattr(found, name) for name in (*OF_PLANS, *names)}
+    return {**asdict(found), **derived, "steps": found.workload.steps}
 
 
 def plan_conversion(recipe: ConversionRecipe, workload: Workload) -> ConversionBudget:

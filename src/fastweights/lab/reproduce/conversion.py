@@ -29,18 +29,8 @@ APART, ERROR = "KL of weights", "error of outputs"
 
 @dataclass(frozen=True)
 class TrainedTeacher:
-    """A small softmax model of transformers that is trained here, unless it exists already, and its
-    text.
-
-    Attributes:
-        kind: The model's type, such as "llama".
-        fields: Fields of its configuration.
-        text: The text that it is trained on.
-        rate: Learning rate.
-        steps: Number of updates.
-        batch: Sequences per update.
-        length: Tokens per sequence.
-    """
+    """A small softmax model of transformers, such as "llama", that is trained here on its text,
+    unless it exists already: by so many `steps` of `batch` sequences of `length` tokens."""
 
     kind: str
     fields: Mapping[str, Any]
@@ -81,12 +71,8 @@ class TrainedTeacher:
 
 @dataclass(frozen=True)
 class ProvidedTeacher:
-    """A softmax model and a text from the user's data, such as Llama 3 8B and Alpaca.
-
-    Attributes:
-        model: Name of the model's folder.
-        text: Name of the text file.
-    """
+    """A softmax model and a text from the user's data, such as Llama 3 8B and Alpaca, by the names
+    of the model's folder and the text file."""
 
     model: str
     text: str
@@ -107,19 +93,11 @@ class ProvidedTeacher:
 
 @dataclass(frozen=True)
 class ConversionTrial(Trial):
-    """A trial of one conversion of a softmax model.
+    """A trial of one conversion of a softmax model; `seed` decides the order of the text.
 
-    It measures perplexities after the conversion (PPL@0) and after stage two (PPL@2), and how far
-    the layers are from softmax before stage two. Its report, with attention maps, stays in the
-    shared folder.
-
-    Attributes:
-        series: Name of the recipe in the figure.
-        recipe: The recipe.
-        seed: Seed of the order of the text.
-        teacher: The softmax model.
-        length: Tokens per sequence.
-        held_out: Most tokens of validation text.
+    It measures perplexities after the conversion (PPL@0) and after stage two (PPL@2), on at most
+    `held_out` tokens in sequences of `length`, and how far the layers are from softmax before stage
+    two. Its report, with attention maps, stays in the shared folder.
     """
 
     series: str
@@ -166,15 +144,8 @@ class ConversionTrial(Trial):
 
 @dataclass(frozen=True)
 class Conversions(Experiment):
-    """An experiment that converts a softmax model by every recipe, from every seed.
-
-    Attributes:
-        recipes: The recipes by name.
-        teacher: The softmax model.
-        length: Tokens per sequence.
-        held_out: Most tokens of validation text.
-        seeds: The seeds.
-    """
+    """An experiment that converts a softmax model by every recipe, from every seed, each as a
+    `ConversionTrial`."""
 
     recipes: Mapping[str, LinearizationRecipe]
     teacher: TrainedTeacher | ProvidedTeacher

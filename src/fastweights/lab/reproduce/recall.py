@@ -37,18 +37,10 @@ COUNTED, MEASURED = 65_536, 32_768
 @dataclass(frozen=True)
 class RecallTraining(LanguageTraining):
     """Settings of a training on episodes of pairs of a key and its value, in which every next token
-    is predicted.
+    is predicted, `batch` of them at once.
 
     Half of the loss is that of the keys, which are random. A value can be told from the second time
-    on that its key is seen in the episode.
-
-    Attributes:
-        task: What an episode is, without noise.
-        layers: Number of blocks.
-        width: Hidden size.
-        rate: Peak learning rate.
-        steps: Number of updates.
-        batch: Episodes per update.
+    on that its key is seen in the episode. The task is without noise.
     """
 
     task: InContextRecall

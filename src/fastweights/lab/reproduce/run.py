@@ -22,16 +22,8 @@ from fastweights.training.loop.json_lines import append_row, cut_torn_line, read
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The record of a trial that was run.
-
-    Attributes:
-        trial: The trial as a record (`training.loop.identity`).
-        name: Name of the trial.
-        minutes: Minutes that it took.
-        commit: The commit that ran it, if known.
-        measures: Its numbers.
-        key: Its key.
-    """
+    """The record of a trial that was run: the trial (`training.loop.identity`) and its key, the
+    minutes that it took, the commit that ran it, if known, and its numbers."""
 
     trial: Mapping[str, Any]
     name: str

@@ -37,16 +37,11 @@ ADDED, BY_STEPS = "loss added to that of 30 steps", "accuracy by steps"
 
 @dataclass(frozen=True)
 class Solvers(TextProbe):
-    """A probe of the loss with other solvers in place of the model's own.
+    """A probe of the loss with other `solvers` in place of the model's own, by name.
 
-    It measures the loss, what it adds to that of `base` in the first and last quarter of the
+    On so many `tokens` in sequences of `length`, which may exceed that of training, it measures the
+    loss, what it adds to that of the solver named `base` in the first and last quarter of the
     positions, the steps taken on average, and those allowed.
-
-    Attributes:
-        solvers: The solvers by name.
-        base: Name of the solver to compare with.
-        tokens: Tokens of validation text.
-        length: Tokens per sequence, which may exceed that of training.
     """
 
     solvers: Mapping[str, ConjugateGradient]
@@ -149,16 +144,12 @@ class StepsExperiment(TaskExperiment):
 
 @dataclass(frozen=True)
 class MesaDiagnostics(TextProbe):
-    """A probe of the linear systems in a model's Mesa layers.
+    """A probe of the linear systems in a model's Mesa layers, on so many `sequences`.
 
     Over all heads, it measures the rank correlation of the mean γ with the condition number of H_t
     + Λ in the last quarter of `length` tokens, with how often it grew since the first quarter, with
     the steps to a residual of 0.001, and with the cosine between the output and that of gated
     linear attention, which solves nothing.
-
-    Attributes:
-        length: Tokens per sequence.
-        sequences: Sequences whose means are taken.
     """
 
     length: int

@@ -64,15 +64,11 @@ class Models:
 
 @dataclass(frozen=True)
 class TrainingSteps(Trial):
-    """A trial that times forward and backward passes, one model after the other.
+    """A trial that times forward and backward passes of about `tokens` tokens, in sequences of
+    `length`, one model after the other.
 
-    It measures thousands of tokens per second and, on a GPU, the peak of memory in GB.
-
-    Attributes:
-        models: The models.
-        tokens: About how many tokens a step has.
-        length: Tokens per sequence.
-        repeats: Number of samples.
+    It measures thousands of tokens per second, `repeats` times, and on a GPU the peak of memory in
+    GB.
     """
 
     models: Models
@@ -98,16 +94,10 @@ class TrainingSteps(Trial):
 
 @dataclass(frozen=True)
 class Generation(Trial):
-    """A trial that times prompts and generated tokens, one model after the other.
+    """A trial that times `batch` prompts of `prompt` tokens and `new` ones generated after each,
+    one model after the other.
 
-    It measures thousands of new tokens per second.
-
-    Attributes:
-        models: The models.
-        batch: Number of prompts.
-        prompt: Tokens of each prompt.
-        new: Tokens generated after each.
-        repeats: Number of samples.
+    It measures thousands of new tokens per second, `repeats` times.
     """
 
     models: Models
@@ -131,15 +121,10 @@ class Generation(Trial):
 
 @dataclass(frozen=True)
 class Token(Trial):
-    """A trial that times one token after a long context, one model after the other.
+    """A trial that times one token of `batch` sequences after `context` tokens, one model after the
+    other.
 
-    It measures tokens per millisecond.
-
-    Attributes:
-        models: The models.
-        batch: Number of sequences.
-        context: Tokens before the one that is timed.
-        repeats: Number of samples.
+    It measures tokens per millisecond, `repeats` times.
     """
 
     models: Models
@@ -161,14 +146,10 @@ class Token(Trial):
 
 @dataclass(frozen=True)
 class GenerationSegments(Trial):
-    """A trial that times a long generation in segments, the models in turn.
+    """A trial that times a generation of `tokens` tokens in so many `stretches`, the models in
+    turn.
 
-    In each segment it measures tokens per millisecond, at five quantiles, and MB of state.
-
-    Attributes:
-        models: The models.
-        tokens: Tokens that every model generates.
-        stretches: Number of segments.
+    In each it measures tokens per millisecond, at five quantiles, and MB of state.
     """
 
     models: Models

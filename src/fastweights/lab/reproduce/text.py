@@ -59,12 +59,9 @@ class ArchitectureWithFields(Architecture):
 
 @dataclass(frozen=True)
 class Language:
-    """The tokens of a language.
+    """The tokens of a language, and how many different ones there are.
 
-    Attributes:
-        train: Tokens that n-grams are counted in; its slices are arrays.
-        validation: Tokens that models are measured on.
-        vocabulary: Number of different tokens.
+    n-grams are counted in `train`, whose slices are arrays; models are measured on `validation`.
     """
 
     train: TokenText
@@ -136,9 +133,7 @@ class LanguageTraining(ABC):
 class Tuning:
     """How each model's learning rate is chosen.
 
-    Attributes:
-        rates: The rates to choose from; none for that of the training.
-        seeds: The seeds of the models that choose, none of which is judged.
+    By models of `seeds` of which none is judged; without `rates` it is that of the training.
     """
 
     rates: tuple[float, ...] = ()
@@ -160,14 +155,9 @@ class Pretraining(LanguageTraining):
 
     Attributes:
         text: The text to train on.
-        layers: Number of blocks.
-        width: Hidden size.
-        fields: Further fields of the configuration.
-        rate: Peak learning rate.
-        steps: Number of updates.
-        batch: Sequences per update.
-        length: Tokens per sequence.
-        warmup: Updates of the warm-up.
+        layers, width, fields: Blocks, hidden size and further fields of the configuration.
+        rate, steps, warmup: Peak learning rate, updates, and those of the warm-up.
+        batch, length: Sequences per update, and their tokens.
         bf16: Whether matrix products are in bfloat16.
         data: Files of the user's data folder to read in place of `text`.
     """
@@ -288,12 +278,8 @@ class TextProbe(ABC):
 
 @dataclass(frozen=True)
 class Positions(TextProbe):
-    """A probe of the loss on validation text: over all tokens, and by position in octaves.
-
-    Attributes:
-        tokens: Tokens of validation text.
-        length: Tokens per sequence.
-    """
+    """A probe of the loss on so many `tokens` of validation text in sequences of `length`: over all
+    tokens, and by position in octaves."""
 
     tokens: int
     length: int
@@ -310,10 +296,8 @@ class Positions(TextProbe):
 class Extrapolation(TextProbe):
     """A probe of the mean loss up to each of several lengths, with the state carried along.
 
-    Attributes:
-        tokens: Tokens of validation text.
-        lengths: The lengths; sequences are as long as the last.
-        batch: Sequences at once.
+    It reads so many `tokens` of validation text in sequences as long as the last of the `lengths`,
+    a `batch` of them at once.
     """
 
     tokens: int
@@ -338,16 +322,8 @@ def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
 
 @dataclass(frozen=True)
 class LanguageModelTrial(Trial):
-    """A trial that trains one model from one seed and probes it.
-
-    Attributes:
-        series: Name of the model in the figure.
-        mixers: Its mixers.
-        seed: Seed of weights and data.
-        pretraining: How it is trained.
-        readings: The probes.
-        tuning: How its learning rate is chosen.
-    """
+    """A trial that trains one model from one seed, at the rate that `tuning` chooses, and probes it
+    by every one of the `readings`."""
 
     series: str
     mixers: tuple[Fields, ...]
@@ -376,15 +352,14 @@ class LanguageModelTrial(Trial):
 
 @dataclass(frozen=True)
 class LanguageModels(Experiment):
-    """An experiment that trains several models, each from several seeds.
+    """An experiment that trains several models, each from several seeds, and probes them.
 
     Attributes:
         models: The models' mixers by series.
-        pretraining: How they are trained.
+        pretraining, tuning: How they are trained, and how each one's learning rate is chosen.
         readings: The probes.
         seeds: The seeds.
         reference: A series; differences to it by position are added.
-        tuning: How each model's learning rate is chosen.
         fields: Further fields of the configuration of some series.
 
     Raises:

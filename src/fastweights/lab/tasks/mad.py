@@ -391,13 +391,8 @@ def _one_of(generator: np.random.Generator, mask: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Setting:
-    """A MAD task at one difficulty.
-
-    Attributes:
-        train: The task with the labels of training.
-        test: The task with the labels of tests.
-        examples: Number of training examples.
-    """
+    """A MAD task at one difficulty: with the labels of training and those of tests, and so many
+    training examples."""
 
     train: TokenTask
     test: TokenTask

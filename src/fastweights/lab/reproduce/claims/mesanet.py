@@ -79,7 +79,10 @@ HARDLY_FORGETS = {"W_gamma.bias": 8.0}
 """γ = σ(8) = 0.9997 at first: where keys differ, a residual is rounding after some 25 steps."""
 
 
-def _layers(width: int, heads: int, dtype: str = "float32") -> Models:
+UP_TO_131K = (2048, 8192, 32_768, 131_072)
+
+
+def _layers(width: int, heads: int) -> Models:
     """One layer and the loss, as in the figure; heads hardly forget, as many do once they are
     trained (Figure 13)."""
     fields = {"vocab_size": 256, "hidden_size": width, "num_hidden_layers": 1, "mlp": None}
@@ -88,19 +91,15 @@ def _layers(width: int, heads: int, dtype: str = "float32") -> Models:
     }
     gla = {"gla": ({"name": "mesanet", "heads": heads, "rule": "gla"},)}
     models = {**mesa, **gla, "softmax": ({"name": "softmax", "heads": heads},)}
-    return Models(fields, models, dtype, HARDLY_FORGETS)
+    return Models(fields, models, start=HARDLY_FORGETS)
 
 
 def _times(
-    models: Models,
-    tokens: int,
-    lengths: tuple[int, ...],
-    batch: int,
-    contexts: tuple[int, ...],
-    repeats: int,
+    models: Models, tokens: int, lengths: tuple[int, ...], contexts: tuple[int, ...], repeats: int
 ) -> SpeedExperiment:
+    """A token is read by four sequences at once."""
     training = (TrainingSteps(models, tokens, length, repeats) for length in lengths)
-    decoding = (Token(models, batch, context, repeats) for context in contexts)
+    decoding = (Token(models, 4, context, repeats) for context in contexts)
     return SpeedExperiment((*training, *decoding), kept=tuple(models.mixers))
 
 
@@ -125,22 +124,12 @@ SPEED = {
         ),
         unit="thousand tokens per second",
         cpu=ClaimSize(
-            _times(_layers(128, 2), 8192, (2048, 4096, 8192), 4, (1024, 4096, 16_384), 15), 1
+            _times(_layers(128, 2), 8192, (2048, 4096, 8192), (1024, 4096, 16_384), 15), 1
         ),
         gpu=ClaimSize(
-            _times(_layers(1024, 8), 32_768, (2048, 8192, 32_768), 4, (2048, 8192, 32_768), 7), 6
+            _times(_layers(1024, 8), 32_768, (2048, 8192, 32_768), (2048, 8192, 32_768), 7), 6
         ),
-        paper_size=ClaimSize(
-            _times(
-                _layers(1024, 8),
-                131_072,
-                (2048, 8192, 32_768, 131_072),
-                4,
-                (2048, 8192, 32_768, 131_072),
-                15,
-            ),
-            30,
-        ),
+        paper_size=ClaimSize(_times(_layers(1024, 8), 131_072, UP_TO_131K, UP_TO_131K, 15), 30),
         picture=Curves("tokens per sequence, or of context", "thousand tokens / s", "xy"),
         remark=(
             "One layer with 8 heads of 128, 4 sequences, on a TPUv5; no numbers printed."
