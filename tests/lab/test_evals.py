@@ -239,11 +239,7 @@ HELLASWAG = {"activity_label": "Roofing", "ctx": "A man", "endings": ["a", "b"],
 @pytest.mark.parametrize(
     ("task", "line", "message"),
     [
-        (
-            "hellaswag",
-            {**HELLASWAG, "label": 9},
-            "not the number of an option; there are 0 … 1",
-        ),
+        ("hellaswag", {**HELLASWAG, "label": 9}, "not the number of an option; there are 0 … 1"),
         ("hellaswag", {**HELLASWAG, "label": -1}, "-1 is not the number of an option"),
         ("hellaswag", {**HELLASWAG, "label": "x"}, "invalid literal for int"),
         ("hellaswag", {**HELLASWAG, "endings": []}, "two options at least; there are 0"),

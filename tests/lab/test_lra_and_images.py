@@ -202,11 +202,7 @@ def test_cifar(tmp_path: Path) -> None:
         segment.examples
         for part in (protocol.train, protocol.validation or (), protocol.test)
         for segment in part
-    ] == [
-        1_000,
-        5_000,
-        7,
-    ]
+    ] == [1_000, 5_000, 7]
     batch = protocol.test_set(0)[0]
     assert batch.inputs.shape == (7, 1024)
     assert torch.isfinite(trained(protocol))

@@ -10,15 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from distributions import assert_frequencies, rng
-from fastweights.lab.tasks.regbench import (
-    BAR,
-    DEAD,
-    DFA,
-    LETTERS,
-    PAD,
-    RegBench,
-    Words,
-)
+from fastweights.lab.tasks.regbench import BAR, DEAD, DFA, LETTERS, PAD, RegBench, Words
 from fastweights.models.loss import IGNORE_INDEX
 
 

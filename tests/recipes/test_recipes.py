@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from fastweights.budget import (
-    NoRoomError,
-    Placing,
-    count_by_part,
-    find_accelerator,
-    plan_fitting,
-)
+from fastweights.budget import NoRoomError, Placing, count_by_part, find_accelerator, plan_fitting
 from fastweights.cli import build_parser
 from fastweights.cli.verbs.linearize import conversion
 from fastweights.cli.verbs.train import train_config

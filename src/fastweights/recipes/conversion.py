@@ -170,7 +170,9 @@ def _budget(recipe: ConversionRecipe, workload: Workload, accumulate: int) -> Co
         _stage(name, steps, recipe, workload, sequences)
         for name, steps in recipe.stage_steps.items()
     )
-    one, two = (_count(_softmax_model(recipe.shape.value, n, recipe.dtype)) for n in (1, 2))
+    one, two = (
+        _softmax_model(recipe.shape.value, n, recipe.dtype).num_parameters() for n in (1, 2)
+    )
     parameters = one + (_layers(recipe) - 1) * (two - one)
     return ConversionBudget(workload, parameters, accumulate, sequences, stages)
 
@@ -319,7 +321,3 @@ def _softmax_model(fields: dict[str, Any], layers: int, dtype: str) -> LlamaForC
 
 def _layers(recipe: ConversionRecipe) -> int:
     return int(recipe.shape.value["num_hidden_layers"])
-
-
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -283,14 +283,14 @@ def trained_share() -> Iterator[Measure]:
     width."""
     with torch.device("meta"):
         model = LlamaForCausalLM(LLAMA)
-        whole = _count(model)
+        whole = model.num_parameters()
         linearize(model, LinearAttentionConfig("exp", feature_dim=128, window=0))
     adapters = sum(
         RANK * sum(module.weight.shape)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and name.endswith(("q_proj", "k_proj", "v_proj", "o_proj"))
     )
-    maps = _count(model) - whole
+    maps = model.num_parameters() - whole
     yield Measure("LoRA", 100 * adapters / whole, quantity=SHARE)
     yield Measure("feature maps and LoRA", 100 * (maps + adapters) / whole, quantity=SHARE)
 
@@ -326,7 +326,7 @@ def generation_memory(
         )
     analog = LinearAttentionConfig("exp", feature_dim=128, window=64)
     planned = plan(part.to(torch.bfloat16), LinearizationRecipe(analog, ()))  # pyrefly: ignore[bad-argument-type]
-    weights = _count(whole) * torch.bfloat16.itemsize
+    weights = whole.num_parameters() * torch.bfloat16.itemsize
     maps = LAYERS * planned.branch * torch.float32.itemsize
     (layer,) = planned.caches
     models = {"softmax": (weights, layer.as_softmax), "LoLCATs": (weights + maps, layer.after)}
@@ -335,10 +335,6 @@ def generation_memory(
             yield Measure(name, (held + LAYERS * kept(tokens)) / 1e9, tokens)
         for batch in batches:
             yield Measure(name, (held + batch * LAYERS * kept(READ)) / 1e9, batch, BATCHES)
-
-
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 COMPUTATIONS: Mapping[str, Callable[[], Iterator[Measure]]] = {

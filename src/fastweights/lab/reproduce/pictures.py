@@ -40,12 +40,7 @@ class Curves(FigureForm):
         figure, axes = canvas(1, len(quantities), width=4.6, height=3.4)
         for panel, quantity in zip(axes[0], quantities, strict=True):
             self._panel(panel, measures.of(quantity), _series(measures, quantities))
-            label(
-                panel,
-                title if quantity == "" else quantity,
-                self.x,
-                self.y if quantity == "" else "",
-            )
+            label(panel, quantity or title, self.x, "" if quantity else self.y)
         legend(axes[0][0])
         return figure
 
@@ -104,9 +99,7 @@ class Bars(FigureForm):
             self._panel(panel, measures.of(quantity), _series(measures, quantities))
             if quantity == "":
                 self._floors(panel, measures)
-            label(
-                panel, title if quantity == "" else quantity, "", self.y if quantity == "" else ""
-            )
+            label(panel, quantity or title, "", "" if quantity else self.y)
         legend_beside(axes[0, 0])
         return figure
 
