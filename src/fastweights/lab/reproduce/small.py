@@ -34,6 +34,11 @@ EIGHT = tuple(range(5, 13))
 TUNED_EIGHT = replace(TUNED, seeds=EIGHT)
 
 
+def epochs(count: int, *decays: float) -> TrainingBudget:
+    """Return the budget of so many epochs with one learning rate: what fits into ten minutes."""
+    return TrainingBudget(rates=(1e-3,), decays=decays, training={"epochs": count})
+
+
 def small(
     train: Task, test: Task, steps: int, width: int, rate: float = 1e-2, **fields: Any
 ) -> Protocol:

@@ -30,6 +30,7 @@ from fastweights.lab.reproduce.small import (
     TUNED,
     TUNED_EIGHT,
     behind_local_mixer,
+    epochs,
     long_range,
     mqar,
 )
@@ -84,8 +85,7 @@ Fields = Mapping[str, Any]
 MQAR_8, MQAR_SMALL = mqar(32, 8, 32, 600), mqar(64, 16, 32, 900)
 MQAR_16, MQAR_WHOLE = TASKS["mqar-dsf-256x16"], TASKS["mqar-dsf-512x64"]
 WIDTHS = (64, 128, 256, 512)
-SHORT = TrainingBudget(rates=(1e-3,), training={"epochs": 2})
-"""Of the paper's 64 epochs, with one learning rate: what fits into ten minutes."""
+SHORT = epochs(2)
 
 
 def _beside_softmax(name: str, n: int) -> dict[str, Fields]:
@@ -517,11 +517,7 @@ ON_LISTOPS = _of_accuracy(
         "not long range",
     ),
     gpu=ClaimSize(
-        _arena(
-            {"ListOps": TASKS["lra-listops-small"]},
-            TrainingBudget(rates=(1e-3,), training={"epochs": 3}),
-            _ALONE,
-        ),
+        _arena({"ListOps": TASKS["lra-listops-small"]}, epochs(3), _ALONE),
         5,
         "ListOps of short sequences, 3 of 10 epochs.",
     ),

@@ -18,6 +18,7 @@ from fastweights.lab.reproduce.small import (
     TUNED,
     TUNED_EIGHT,
     behind_local_mixer,
+    epochs,
     small,
 )
 from fastweights.lab.reproduce.solving import (
@@ -232,7 +233,7 @@ def _with_hawks(heads: int) -> dict[str, dict[str, Any]]:
 
 
 MAD_WHOLE = {column: TASKS[f"mad-mesanet-{column}"] for column in COLUMNS}
-TWO_EPOCHS = TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 2})
+TWO_EPOCHS = epochs(2, 0.1)
 _mad = partial(train_each, contender="softmax", averaged=True)
 
 MAD_ACCURACIES: Mapping[str, tuple[float, ...]] = {
@@ -343,11 +344,7 @@ FIG3 = {
             " neighbours.",
         ),
         gpu=ClaimSize(
-            _languages(
-                _rules(1, RIVALS),
-                REGBENCH,
-                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 1}),
-            ),
+            _languages(_rules(1, RIVALS), REGBENCH, epochs(1, 0.1)),
             10,
             "One of 50 epochs, width 128, 2 layers; its warm-up does not end.",
         ),
@@ -391,7 +388,7 @@ def _stopped(experiment: TaskExperiment) -> StepsExperiment:
 
 
 EIGHT_LANGUAGES = replace(TUNED_LANGUAGES, seeds=EIGHT)
-ONE_EPOCH = TrainingBudget(rates=(1e-3,), decays=(0.1,), tuning=(100,), training={"epochs": 1})
+ONE_EPOCH = replace(epochs(1, 0.1), tuning=(100,))
 STEPS_ON_REGBENCH = {
     "mesanet-fig12-languages": _of_accuracy(
         "Figure 12, regular languages",

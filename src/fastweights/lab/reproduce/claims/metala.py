@@ -37,6 +37,7 @@ from fastweights.lab.reproduce.small import (
     TUNED,
     TUNED_EIGHT,
     behind_local_mixer,
+    epochs,
     long_range,
     mqar,
     small,
@@ -223,13 +224,11 @@ def _whole_keys(width: int) -> Models:
     return {"metala": {"mixers": [metala]}, "gla": {"mixers": [gla]}}
 
 
-def _widths(
-    task: str, widths: tuple[int, ...], names: tuple[str, ...], effort: TrainingBudget
-) -> TaskExperiment:
-    cells = product(widths, names)
+def _widths(effort: TrainingBudget) -> TaskExperiment:
+    task, cells = TASKS["mqar-metala-512x80"], product((64, 128), ("metala", "mamba", "softmax"))
     return TaskExperiment(
         tuple(
-            TaskTrial(s, d, TASKS[task], s, {"hidden_size": d, **_whole_keys(d).get(s, {})}, effort)
+            TaskTrial(s, d, task, s, {"hidden_size": d, **_whole_keys(d).get(s, {})}, effort)
             for d, s in cells
         )
     )
@@ -248,11 +247,7 @@ MQAR = {
             train_each(EQUAL_STATES, {"64 tokens, 16 pairs": mqar(64, 16, 32, 1500)}, TUNED), 13
         ),
         gpu=ClaimSize(
-            train_each(
-                RECALL,
-                {"256": TASKS["mqar-metala-256x16"]},
-                TrainingBudget(rates=(1e-3,), training={"epochs": 4}),
-            ),
+            train_each(RECALL, {"256": TASKS["mqar-metala-256x16"]}, epochs(4)),
             10,
             "4 of 64 epochs, one learning rate, length 256 alone.",
         ),
@@ -293,22 +288,8 @@ MQAR = {
             "8 pairs in 32 tokens; widths 16 and 48.",
             "Mamba stands near the floor, so that it tells how fast models learn",
         ),
-        gpu=ClaimSize(
-            _widths(
-                "mqar-metala-512x80",
-                (64, 128),
-                ("metala", "mamba", "softmax"),
-                TrainingBudget(rates=(1e-3,), training={"epochs": 2}),
-            ),
-            10,
-            "2 of 64 epochs, one learning rate.",
-        ),
-        paper_size=ClaimSize(
-            _widths(
-                "mqar-metala-512x80", (64, 128), ("metala", "mamba", "softmax"), TrainingBudget()
-            ),
-            2400,
-        ),
+        gpu=ClaimSize(_widths(epochs(2)), 10, "2 of 64 epochs, one learning rate."),
+        paper_size=ClaimSize(_widths(TrainingBudget()), 2400),
         figures={
             "softmax": {"64": 99.0, "128": 99.0},
             "mamba": {"64": 0.0, "128": 0.0},
@@ -353,13 +334,7 @@ MAD = {
             "an average of three tasks of six",
         ),
         gpu=ClaimSize(
-            train_each(
-                REPO_MIXERS,
-                MAD_REPO,
-                TrainingBudget(rates=(1e-3,), decays=(0.1,), training={"epochs": 6}),
-                macro=True,
-                averaged=True,
-            ),
+            train_each(REPO_MIXERS, MAD_REPO, epochs(6, 0.1), macro=True, averaged=True),
             10,
             "The six base settings, 6 of 200 epochs, one learning rate.",
         ),
@@ -496,7 +471,7 @@ LRA = {
             train_each(
                 ARENA,
                 {name: TASKS[f"lra-{name.lower()}-small"] for name in ("ListOps", "Pathfinder")},
-                TrainingBudget(rates=(1e-3,), training={"epochs": 4}),
+                epochs(4),
                 averaged=True,
             ),
             10,
