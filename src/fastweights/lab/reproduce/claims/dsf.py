@@ -272,10 +272,8 @@ FIG2 = {
         cpu=ClaimSize(
             _at_widths(MQAR_SMALL, SHORT_SYSTEMS, (32,), TUNED),
             9,
-            (
-                "S6 and SSD take 1,000 to 2,500 updates for 4 pairs in 16 tokens, and not on"
-                " every seed; normalized attention 100."
-            ),
+            "S6 and SSD take 1,000 to 2,500 updates for 4 pairs in 16 tokens, and not on"
+            " every seed; normalized attention 100.",
         ),
         gpu=ClaimSize(_at_widths(MQAR_16, SYSTEMS, (128,), SHORT), 8, WIDTH_128),
         paper_size=ClaimSize(_at_widths(MQAR_WHOLE, SYSTEMS, WIDTHS, TrainingBudget()), 8000),
@@ -439,10 +437,8 @@ TABLE1 = {
     ),
     "dsf-table1-recall": _of_loss(
         "Table 1, language of recall",
-        (
-            "Normalized attention closes a part of the gap between linear and softmax attention, or"
-            " all of it."
-        ),
+        "Normalized attention closes a part of the gap between linear and softmax attention, or"
+        " all of it.",
         statements=(
             Above(Term("linear"), Term("softmax")),
             Above(Term("linear"), Term("normalized")),

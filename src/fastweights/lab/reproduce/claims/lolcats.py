@@ -275,11 +275,9 @@ METHODS_COMPARED = {
                 _short(_table2(), Updates(60, 1e-1), Updates(60, 1e-3)), TRAINED, 128, 8192
             ),
             4,
-            (
-                "Perplexity, not accuracy, after 120 updates of every method, at a transfer"
-                " rate of 1e-1: at the paper's 1e-2 so few hardly move γ from 0.1. Adaptation at"
-                " 1e-3, the paper's rate is 1e-4."
-            ),
+            "Perplexity, not accuracy, after 120 updates of every method, at a transfer"
+            " rate of 1e-1: at the paper's 1e-2 so few hardly move γ from 0.1. Adaptation at"
+            " 1e-3, the paper's rate is 1e-4.",
         ),
         gpu=ClaimSize(
             Conversions(

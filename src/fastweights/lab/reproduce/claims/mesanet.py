@@ -171,10 +171,8 @@ def _at_lengths(protocol: Protocol, *lengths: int) -> Protocol:
 FIG8 = {
     "mesanet-fig8": _of_accuracy(
         "Figure 8",
-        (
-            "Mesa with γ in (-1, 1) and Λ = 50 solves parity beyond the trained length; with γ in"
-            " (0, 1) not."
-        ),
+        "Mesa with γ in (-1, 1) and Λ = 50 solves parity beyond the trained length; with γ in"
+        " (0, 1) not.",
         statements=(
             Above(Term("γ in (-1, 1)", -1), 95),
             Above(55, Term("γ in (0, 1)", -1, fails=True)),
@@ -254,10 +252,8 @@ PUBLISHED: Figures = {
 TABLE1 = {
     "mesanet-table1": _of_accuracy(
         "Table 1",
-        (
-            "On MAD MesaNet has the best average of the recurrent models, and reaches that of the"
-            " Transformer."
-        ),
+        "On MAD MesaNet has the best average of the recurrent models, and reaches that of the"
+        " Transformer.",
         statements=(
             *(Above(Term("mesa", "average"), Term(rule, "average")) for rule in RIVALS),
             Above(Term("mesa", "average"), Term("softmax", "average"), -3),
@@ -402,10 +398,8 @@ STEPS_ON_REGBENCH = {
         cpu=ClaimSize(
             _languages(_behind_local_mixer(_by_steps(4, 1)), SMALL_REGBENCH, EIGHT_LANGUAGES),
             19,
-            (
-                "Automata of at most four states, with three letters; heads of 16 channels,"
-                " for which one step is very few, as 5 for the paper's 128."
-            ),
+            "Automata of at most four states, with three letters; heads of 16 channels,"
+            " for which one step is very few, as 5 for the paper's 128.",
         ),
         gpu=ClaimSize(
             _languages(_by_steps(1, 5), REGBENCH, ONE_EPOCH),
@@ -423,10 +417,8 @@ STEPS_ON_REGBENCH = {
     ),
     "mesanet-i": _of_accuracy(
         "Appendix I",
-        (
-            "A model trained with 0 to 30 steps, drawn anew for every batch, is on a par with gated"
-            " linear attention where it solves in 0 steps and better with more."
-        ),
+        "A model trained with 0 to 30 steps, drawn anew for every batch, is on a par with gated"
+        " linear attention where it solves in 0 steps and better with more.",
         statements=(
             Near(Term("random steps", 0, BY_STEPS), Term("gla", 0, BY_STEPS), 1),
             Above(Term("random steps", -1, BY_STEPS), Term("random steps", 0, BY_STEPS)),

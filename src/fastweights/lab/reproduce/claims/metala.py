@@ -237,10 +237,7 @@ def _widths(effort: TrainingBudget) -> TaskExperiment:
 MQAR = {
     "metala-fig3": _of_accuracy(
         "Figure 3",
-        (
-            "On MQAR MetaLA is more accurate than GLA, Mamba, Based and RWKV-4; attention is"
-            " above 99."
-        ),
+        "On MQAR MetaLA is more accurate than GLA, Mamba, Based and RWKV-4; attention is above 99.",
         statements=(*(Above(Term("metala"), Term(rival)) for rival in RIVALS),),
         reference=(Above(Term("softmax"), 99),),
         cpu=ClaimSize(
@@ -267,10 +264,8 @@ MQAR = {
     ),
     "metala-tablea7": _of_accuracy(
         "Table A7",
-        (
-            "With 80 pairs in 512 tokens MetaLA beats Mamba, gains with width, and stays below"
-            " attention."
-        ),
+        "With 80 pairs in 512 tokens MetaLA beats Mamba, gains with width, and stays below"
+        " attention.",
         statements=(
             Above(Term("metala"), Term("mamba")),
             Above(Term("metala", -1), Term("metala", 0)),
@@ -327,10 +322,8 @@ MAD = {
         cpu=ClaimSize(
             train_each(SMALL_MIXERS, SMALL_MAD, TUNED, averaged=True),
             18,
-            (
-                "Short sequences; without recall, memorization and copying, which all models"
-                " solve. Labels count alike; in MAD, classes do."
-            ),
+            "Short sequences; without recall, memorization and copying, which all models"
+            " solve. Labels count alike; in MAD, classes do.",
             "an average of three tasks of six",
         ),
         gpu=ClaimSize(
@@ -387,10 +380,8 @@ def _equal_parameters(
 ABLATION = {
     "metala-table8": _of_loss(
         "Table 8",
-        (
-            "MetaLA is best with self-augmentation and the short convolution, and without a key"
-            " matrix."
-        ),
+        "MetaLA is best with self-augmentation and the short convolution, and without a key"
+        " matrix.",
         statements=tuple(
             Above(Term(name), Term("metala")) for name in VARIANTS if name != "metala"
         ),
