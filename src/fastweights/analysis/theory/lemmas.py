@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import exp, factorial
-from typing import ClassVar
 
 import torch
 from matplotlib.axes import Axes
@@ -34,10 +33,8 @@ class TaylorSoftmax(TheoryFinding):
             give rank n at most, and these have full rank, so that no finite n suffices.
     """
 
-    source: ClassVar[str] = "DSF Lemma 1"
-    statement: ClassVar[str] = (
-        "Softmax attention is a linear system only with infinitely many state rows."
-    )
+    source = "DSF Lemma 1"
+    statement = "Softmax attention is a linear system only with infinitely many state rows."
 
     orders: tuple[int, ...]
     features: tuple[int, ...]
@@ -150,10 +147,8 @@ class Embedding(TheoryFinding):
         differences: max |y - ȳ| for each of the `widths`, relative to max |y|.
     """
 
-    source: ClassVar[str] = "DSF Lemma 2"
-    statement: ClassVar[str] = (
-        "A system with a larger state reproduces every system with a smaller one."
-    )
+    source = "DSF Lemma 2"
+    statement = "A system with a larger state reproduces every system with a smaller one."
 
     width: int
     widths: tuple[int, ...]
@@ -227,10 +222,8 @@ class ReversedSigmoid(TheoryFinding):
         differences: max |exp(-softplus(x) a) - σ(-x)^a| of each power.
     """
 
-    source: ClassVar[str] = "DSF appendix I, eq. 23"
-    statement: ClassVar[str] = (
-        "S6's transition with A = a I is a reversed sigmoid to the power a: a forget gate."
-    )
+    source = "DSF appendix I, eq. 23"
+    statement = "S6's transition with A = a I is a reversed sigmoid to the power a: a forget gate."
 
     x: Tensor
     powers: tuple[float, ...]

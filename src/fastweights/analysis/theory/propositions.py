@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import ClassVar
 
 import torch
 from matplotlib.axes import Axes
@@ -39,10 +38,8 @@ class Overwriting(TheoryFinding):
     """MetaLA Proposition A2.1: attempts to overwrite by models with no, fixed or dynamic decay, and
     by the delta rule."""
 
-    source: ClassVar[str] = "MetaLA Proposition A2.1"
-    statement: ClassVar[str] = (
-        "Only a dynamic decay (or an erasing key) replaces an old value by a new one (C1)."
-    )
+    source = "MetaLA Proposition A2.1"
+    statement = "Only a dynamic decay (or an erasing key) replaces an old value by a new one (C1)."
 
     attempts: tuple[Attempt, ...]
 
@@ -176,8 +173,8 @@ class Approximation(TheoryFinding):
             up to p_ts.
     """
 
-    source: ClassVar[str] = "MetaLA Proposition A2.2"
-    statement: ClassVar[str] = (
+    source = "MetaLA Proposition A2.2"
+    statement = (
         "(Q, Λ_t), (Q, K) and (Q, K, Λ_t) draw any attention map with bounded parameters; a fixed"
         " decay does not, nor does (K, Λ_t) with keys ≥ 0."
     )
@@ -324,8 +321,8 @@ class LeastParameters(TheoryFinding):
     A choice for which A2.2 found no bounded solution counts as insufficient.
     """
 
-    source: ClassVar[str] = "MetaLA Proposition A2.3"
-    statement: ClassVar[str] = (
+    source = "MetaLA Proposition A2.3"
+    statement = (
         "(Q, Λ_t) is the least choice of parameter groups with C1 and C2 (C3), if keys are ≥ 0"
         " wherever there are no queries."
     )

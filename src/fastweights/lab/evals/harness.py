@@ -146,48 +146,25 @@ def _form(item: Item) -> dict[str, Any]:
     context = "{{context}}"
     match item:
         case Choice(partial=True):
-            fields = {
-                "doc_to_text": "gold",
-                "doc_to_choice": "options",
-                "doc_to_target": "{{ending}}",
-            }
-            return {"output_type": "multiple_choice", **fields, "metric_list": _means("acc")}
+            fields = {"doc_to_choice": "options", "doc_to_target": "{{ending}}"}
+            return _scored("multiple_choice", "acc", doc_to_text="gold", **fields)
         case Choice():
-            fields = {"doc_to_text": context, "doc_to_choice": "options", "doc_to_target": "gold"}
-            return {
-                "output_type": "multiple_choice",
-                **fields,
-                "metric_list": _means("acc", "acc_norm"),
-            }
+            fields = {"doc_to_choice": "options", "doc_to_target": "gold"}
+            return _scored("multiple_choice", "acc", "acc_norm", doc_to_text=context, **fields)
         case Ending():
-            fields = {"doc_to_text": context, "doc_to_target": "{{ending}}", "target_delimiter": ""}
-            perplexity = {
-                "metric": "perplexity",
-                "aggregation": "perplexity",
-                "higher_is_better": False,
-            }
-            return {
-                "output_type": "loglikelihood",
-                **fields,
-                "metric_list": [perplexity, *_means("acc")],
-            }
+            fields = {"doc_to_target": "{{ending}}", "target_delimiter": ""}
+            found = _scored("loglikelihood", "acc", doc_to_text=context, **fields)
+            loss = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
+            return {**found, "metric_list": [loss, *found["metric_list"]]}
         case Prompt():
-            fields = {
-                "doc_to_text": context,
-                "doc_to_target": "{{answers[0]}}",
-                "process_results": "!matching",
-            }
-            how = item.answering
-            generation = {"until": [how.stop], "max_gen_toks": how.tokens, "do_sample": False}
-            return {
-                "output_type": "generate_until",
-                **fields,
-                "generation_kwargs": generation,
-                "metric_list": _means("acc"),
-            }
+            fields = {"doc_to_target": "{{answers[0]}}", "process_results": "!matching"}
+            how = {"until": [item.answering.stop], "max_gen_toks": item.answering.tokens}
+            generation = {"generation_kwargs": {**how, "do_sample": False}}
+            return _scored("generate_until", "acc", doc_to_text=context, **fields, **generation)
 
 
-def _means(*metrics: str) -> list[dict[str, Any]]:
-    return [
+def _scored(output: str, *metrics: str, **fields: Any) -> dict[str, Any]:
+    means = [
         {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics
     ]
+    return {"output_type": output, **fields, "metric_list": means}
