@@ -490,6 +490,7 @@ SOLVERS = {f"{n} steps": ConjugateGradient(n) for n in (1, 2, 5, 10, 30)} | {
 }
 DIFFERENCE = "difference to transformer"
 LOWER = "nats per token (lower is better)"
+_of_loss = partial(Claim, PAPER, unit=LOWER, picture=Bars(LOWER))
 
 FIG13 = Claim(
     paper=PAPER,
@@ -521,13 +522,10 @@ FIG13 = Claim(
 )
 
 TEXT = {
-    "mesanet-table2": Claim(
-        paper=PAPER,
-        place="Table 2 and Figure 4",
-        statement=(
-            "MesaNet has the lowest loss of the recurrent models, and reaches that of the"
-            " Transformer; recurrent models win early in the sequence, the Transformer later."
-        ),
+    "mesanet-table2": _of_loss(
+        "Table 2 and Figure 4",
+        "MesaNet has the lowest loss of the recurrent models, and reaches that of the"
+        " Transformer; recurrent models win early in the sequence, the Transformer later.",
         statements=(
             *(Above(Term(rule), Term("mesa")) for rule in RIVALS),
             Above(Term("transformer"), Term("mesa"), -0.02),
@@ -535,7 +533,6 @@ TEXT = {
             Above(Term("mesa", -1, DIFFERENCE), Term("mesa", 2, DIFFERENCE)),
             Above(Term("gla", -1, DIFFERENCE), Term("gla", 2, DIFFERENCE)),
         ),
-        unit=LOWER,
         cpu=ClaimSize(
             LanguageModels(
                 _contenders(2, 16),
@@ -579,10 +576,9 @@ TEXT = {
             " reach is to be less than 0.02 above."
         ),
     ),
-    "mesanet-fig5": Claim(
-        paper=PAPER,
-        place="Figure 5",
-        statement="Beyond the trained length the Transformer fails and MesaNet holds.",
+    "mesanet-fig5": _of_loss(
+        "Figure 5",
+        "Beyond the trained length the Transformer fails and MesaNet holds.",
         statements=(
             Above(Term("transformer", -1, FAR), Term("transformer", 0, FAR)),
             Above(Term("transformer", -1, FAR), Term("mesa", -1, FAR)),
@@ -590,7 +586,6 @@ TEXT = {
             Above(Term("gla", -1, FAR), Term("mesa", -1, FAR)),
             Near(Term("mesa", -1, FAR), Term("gated_deltanet", -1, FAR), 0.05),
         ),
-        unit=LOWER,
         cpu=ClaimSize(
             LanguageModels(
                 _contenders(2, 16),
@@ -628,13 +623,10 @@ TEXT = {
         picture=Curves("length", LOWER, "x"),
         remark="Curves only, on WikiText, GovReport and Qasper up to 32k tokens.",
     ),
-    "mesanet-fig7": Claim(
-        paper=PAPER,
-        place="Figure 7",
-        statement=(
-            "Fewer fixed steps cost most late in the sequence; stopping at a residual of 1e-4 is as"
-            " good as 30 steps in about 9."
-        ),
+    "mesanet-fig7": _of_loss(
+        "Figure 7",
+        "Fewer fixed steps cost most late in the sequence; stopping at a residual of 1e-4 is as"
+        " good as 30 steps in about 9.",
         statements=(
             Above(Term("2 steps", "last quarter", ADDED), 0),
             Above(Term("2 steps", "last quarter", ADDED), Term("2 steps", "first quarter", ADDED)),
@@ -642,7 +634,6 @@ TEXT = {
             Above(Term("30 steps", quantity=ALLOWED), Term("tol 1e-4", quantity=STEPS), 10),
             Above(Term("tol 1e-1", "last quarter", ADDED), Term("tol 1e-4", "last quarter", ADDED)),
         ),
-        unit=LOWER,
         cpu=ClaimSize(
             LanguageModels(
                 _mesa(2),
@@ -663,19 +654,16 @@ TEXT = {
             LanguageModels(_mesa(6), LARGE, (Solvers(SOLVERS, "30 steps", 1_000_000, 8192),), ONE),
             30,
         ),
-        picture=Bars(LOWER),
         figures={"tol 1e-4": {"steps per token": 9}},
     ),
-    "mesanet-fig12": Claim(
-        paper=PAPER,
-        place="Figure 12",
-        statement="Training with fewer steps costs little, except for very few (5).",
+    "mesanet-fig12": _of_loss(
+        "Figure 12",
+        "Training with fewer steps costs little, except for very few (5).",
         statements=(
             Above(Term("5 steps"), Term("30 steps")),
             Near(Term("15 steps"), Term("30 steps"), 0.02),
             Above(Term("5 steps"), Term("15 steps")),
         ),
-        unit=LOWER,
         cpu=ClaimSize(
             LanguageModels(
                 _fixed_steps(2), HARDER, (Positions(32_768, 129),), EIGHT, tuning=TUNED_HARDER
@@ -687,7 +675,6 @@ TEXT = {
         paper_size=ClaimSize(
             LanguageModels(_fixed_steps(6), LARGE, (Positions(2_000_000, 2049),), ONE), 3000
         ),
-        picture=Bars(LOWER),
         remark="Curves only.",
     ),
     "mesanet-fig13": FIG13,
