@@ -14,11 +14,10 @@ from torch import Tensor
 from fastweights.kernels.external.streams import (
     DEVICES,
     differentiable_again,
-    expand,
-    finite_decay,
     needs_gradients,
     refuse_missing,
     refuse_record,
+    run_chunks,
 )
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import chip_of
@@ -38,14 +37,7 @@ def compute_simple_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head, or none."""
     from fla.ops.simple_gla import chunk_simple_gla
 
-    decay = record.log_decay
-    o, last = chunk_simple_gla(
-        *expand(record, record.q, record.key, record.v),
-        g=None if decay is None else finite_decay(record, decay).squeeze(-1),
-        scale=1.0,
-        initial_state=state,
-        output_final_state=True,
-    )
+    o, last = run_chunks(chunk_simple_gla, record, state, record.key, per_head=True)
     return record.add_skip(o), last
 
 
@@ -54,14 +46,7 @@ def compute_gla(record: Decay, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per key channel."""
     from fla.ops.gla import chunk_gla
 
-    assert record.log_decay is not None
-    o, last = chunk_gla(
-        *expand(record, record.q, record.key, record.v),
-        g=finite_decay(record, record.log_decay),
-        scale=1.0,
-        initial_state=state,
-        output_final_state=True,
-    )
+    o, last = run_chunks(chunk_gla, record, state, record.key)
     return record.add_skip(o), last
 
 
@@ -70,18 +55,7 @@ def compute_gated_delta(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per head."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    assert record.log_decay is not None
-    q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)
-    o, last = chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        g=finite_decay(record, record.log_decay).squeeze(-1),
-        beta=beta.squeeze(-1),
-        scale=1.0,
-        initial_state=state,
-        output_final_state=True,
-    )
+    o, last = run_chunks(chunk_gated_delta_rule, record, state, record.k, per_head=True)
     return o.to(record.output), last
 
 
@@ -90,18 +64,7 @@ def compute_kda(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """(o, final state) under one decay per key channel."""
     from fla.ops.kda import chunk_kda
 
-    assert record.log_decay is not None
-    q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)
-    o, last = chunk_kda(
-        q,
-        k,
-        v,
-        g=finite_decay(record, record.log_decay),
-        beta=beta.squeeze(-1),
-        scale=1.0,
-        initial_state=state,
-        output_final_state=True,
-    )
+    o, last = run_chunks(chunk_kda, record, state, record.k)
     return o.to(record.output), last
 
 

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fastweights.kernels.external.streams import (
     differentiable_again,
-    expand,
-    finite_decay,
     needs_gradients,
     refuse_missing,
     refuse_record,
+    run_chunks,
 )
 from fastweights.kernels.table import Kernel
 from fastweights.kernels.triton.chips import chip_of
@@ -34,18 +33,8 @@ def compute_flash_qla(record: Delta, state: Tensor) -> tuple[Tensor, Tensor]:
     """
     from flash_qla import chunk_gated_delta_rule
 
-    assert record.log_decay is not None
-    q, k, v, beta = expand(record, record.q, record.k, record.v, record.beta)
-    o, last = chunk_gated_delta_rule(
-        q=q,
-        k=k,
-        v=v,
-        g=finite_decay(record, record.log_decay).squeeze(-1),
-        beta=beta.squeeze(-1),
-        scale=1.0,
-        initial_state=state,
-        output_final_state=True,
-        auto_cp=False,
+    o, last = run_chunks(
+        chunk_gated_delta_rule, record, state, record.k, per_head=True, auto_cp=False
     )
     return o.to(record.output), last
 

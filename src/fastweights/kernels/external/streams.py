@@ -14,6 +14,8 @@ from torch import Tensor
 from fastweights.kernels.chunked import chunk_loop
 from fastweights.kernels.triton.launch import INTERPRETED
 from fastweights.recurrence.base import Recurrence
+from fastweights.recurrence.decay import Decay
+from fastweights.recurrence.delta import Delta
 from fastweights.recurrence.derivatives import redefine
 
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
@@ -83,3 +85,32 @@ def finite_decay(record: Recurrence, log_decay: Tensor) -> Tensor:
     """Log decays ``[b t h ·]`` in float32, none below `EMPTYING`."""
     wide = log_decay.float().clamp(min=EMPTYING)
     return wide.expand(*record.shape, -1).contiguous()
+
+
+def run_chunks(
+    chunks: Callable[..., tuple[Tensor, Tensor]],
+    record: Decay | Delta,
+    state: Tensor,
+    key: Tensor,
+    *,
+    per_head: bool = False,
+    **options: object,
+) -> tuple[Tensor, Tensor]:
+    """(o, final state) by a library's function of all chunks, whose arguments they agree on.
+
+    Args:
+        chunks: the function
+        record: to evaluate
+        state: before it
+        key: of the record
+        per_head: whether the function has one decay per head, not one per key channel
+        options: of this library alone
+    """
+    decay = None if record.log_decay is None else finite_decay(record, record.log_decay)
+    if decay is not None and per_head:
+        decay = decay.squeeze(-1)
+    if (beta := record.streams.get("beta")) is not None:
+        options["beta"] = next(expand(record, beta)).squeeze(-1)
+    q, k, v = expand(record, record.q, key, record.v)
+    options |= {"scale": 1.0, "initial_state": state, "output_final_state": True}
+    return chunks(q=q, k=k, v=v, g=decay, **options)
