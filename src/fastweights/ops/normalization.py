@@ -17,7 +17,8 @@ from fastweights.kernels.native.memory import empty
 from fastweights.kernels.table import Kernel, select
 from fastweights.kernels.triton import normalization as triton
 from fastweights.kernels.triton.launch import DEVICES
-from fastweights.recurrence.derivatives import Definition, differentiable_by, transform_here
+from fastweights.kernels.triton.operator import Streams, TritonOperator
+from fastweights.recurrence.derivatives import differentiable_by, transform_here
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,44 +121,31 @@ def center(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) ->
 
 def normalize_by_triton(norm: Norm) -> Tensor:
     """By kernels/triton."""
-    if torch.is_grad_enabled() and any(s is not None and s.requires_grad for s in norm.streams):
-        return _TritonFunction.apply(norm, *norm.streams)  # type: ignore[return-value]
-    return triton.forward(_settings(norm), *norm.streams)
-
-
-def _settings(norm: Norm) -> triton.NormSettings:
-    return triton.NormSettings(norm.eps, isinstance(norm, LayerNorm), norm.silu)
+    settings = triton.NormSettings(norm.eps, isinstance(norm, LayerNorm), norm.silu)
+    return TRITON_NORM(settings, *norm.streams)[0]
 
 
 def _refuses_triton(norm: Norm) -> str | None:
     return triton.refuses(*norm.streams)
 
 
-def _by_torch(ctx: Any) -> Definition:
-    compute = center_by_torch if ctx.rule is LayerNorm else normalize_by_torch
+def _define(settings: triton.NormSettings, streams: Streams) -> tuple[Tensor]:
+    x, weight, gate = streams
+    assert x is not None
+    if settings.center:
+        return (center_by_torch(LayerNorm(x, weight, settings.eps, gate, settings.silu)),)
+    return (normalize_by_torch(RMSNorm(x, weight, settings.eps, gate, settings.silu)),)
 
-    def define(_: Norm, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
-        return compute(ctx.rule(x, weight, ctx.eps, gate, ctx.silu))
 
-    return define
-
-
-class _TritonFunction(torch.autograd.Function):
-    """y of a norm, and of its x, weight and gate."""
-
-    @staticmethod
-    def forward(ctx: Any, norm: Norm, *streams: Tensor | None) -> Tensor:
-        ctx.save_for_backward(*streams)
-        ctx.rule, ctx.eps, ctx.silu = type(norm), norm.eps, norm.silu
-        return triton.forward(_settings(norm), *norm.streams)
-
-    @staticmethod
-    @differentiable_by(lambda ctx: (_by_torch(ctx), (None, *ctx.saved_tensors)))
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        x, weight, gate = ctx.saved_tensors
-        norm = ctx.rule(x, weight, ctx.eps, gate, ctx.silu)
-        weighs = ctx.needs_input_grad[2]
-        return None, *triton.backward(_settings(norm), x, weight, gate, gradients[0], weighs)
+TRITON_NORM = TritonOperator(
+    "norm",
+    triton.NormSettings,
+    ("x", "weight", "gate"),
+    1,
+    triton.forward,
+    triton.backward,
+    _define,
+)
 
 
 def prepare_norm(norm: RMSNorm, y: Tensor) -> Callable[[], None] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastweights.kernels.triton.launch import launch, refuse_layer
+from fastweights.kernels.triton.operator import OperatorResult, Streams
 from fastweights.kernels.triton.streams import ceiling, next_power, side_by_side
 
 WIDEST = 8192
@@ -71,12 +73,12 @@ def _warps(elements: int) -> int:
     return min(16, max(4, elements // 512))
 
 
-def forward(
-    settings: NormSettings, x: Tensor, weight: Tensor | None, gate: Tensor | None
-) -> Tensor:
+def forward(settings: NormSettings, streams: Streams, _keep: bool) -> OperatorResult:
     """x̂ ⊙ weight ⊙ gate ``[… d]``."""
     from fastweights.kernels.triton.device import normalization as device
 
+    x, weight, gate = streams
+    assert x is not None
     problem = _NormProblem.of(x, weight, gate)
     rows, columns = problem.tile
     y = torch.empty(x.shape, dtype=problem.dtype, device=x.device)
@@ -87,27 +89,28 @@ def forward(
         *(settings.center, settings.silu, rows, columns),
         num_warps=_warps(rows * columns),
     )
-    return y
+    return OperatorResult((y,))
 
 
 def backward(
     settings: NormSettings,
-    x: Tensor,
-    weight: Tensor | None,
-    gate: Tensor | None,
-    d_y: Tensor,
-    weighs: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of x, of the weight where it `weighs`, and of the gate."""
+    streams: Streams,
+    _saved: Streams,
+    gradients: tuple[Tensor, ...],
+    wanted: Sequence[bool],
+) -> Streams:
+    """The gradients of x, of the weight where it is asked for, and of the gate."""
     from fastweights.kernels.triton.device import normalization as device
 
+    x, weight, gate = streams
+    assert x is not None
     problem = _NormProblem.of(x, weight, gate)
-    d_y, (rows, columns) = _rows(d_y), problem.tile
+    d_y, (rows, columns) = _rows(gradients[0]), problem.tile
     programs = ceiling(len(problem.x), rows * TILES)
     d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     d_gate = None if gate is None else torch.empty(gate.shape, dtype=gate.dtype, device=x.device)
     sums = None
-    if weight is not None and weighs:
+    if weight is not None and wanted[1]:
         sums = torch.empty(programs, x.shape[-1], dtype=torch.float32, device=x.device)
     launch(
         device.normalize_back,
