@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastweights.kernels import table
 from fastweights.kernels.triton.chips import CHIPS, Chip, pretend
+from fastweights.kernels.triton.chunks import ChunkSizes
 from fastweights.kernels.triton.launch import launch_with
 from fastweights.lab.bench.cases import LayerCase
 from fastweights.lab.bench.contenders import Inputs
@@ -30,6 +31,8 @@ LAYER_LENGTHS = (128, 256)
 DOUBLINGS = 4
 CHANNELS = 128
 CPU = torch.device("cpu")
+PLAIN = (int, float, bool, str, type(None), ChunkSizes)
+"""Arguments of kernels that hold no tensors."""
 
 
 class _Note(NamedTuple):
@@ -106,7 +109,7 @@ def _dry_run(problem: Problem, chip: Chip) -> list[_Note]:
     notes: list[_Note] = []
 
     def note(kernel: Any, grid: tuple[int, ...], arguments: Any, options: dict[str, Any]) -> None:
-        given = tuple(a for a in arguments if isinstance(a, (int, float, bool, str, type(None))))
+        given = tuple(a for a in arguments if isinstance(a, PLAIN))
         kept = {n: str(v) for n, v in options.items() if n not in ("num_warps", "num_stages")}
         notes.append(_Note(kernel.fn.__name__, grid, given, tuple(sorted(kept.items()))))
 

@@ -91,7 +91,7 @@ def anchor(given: Given, chunks: Chunks) -> ChunkStreams:
     steep, tiles = ends.new_zeros(chunks.count, dtype=torch.int32), anchor_tiles(chunks)
     arguments = (*strided(*given, reading, erasing, writing), ends, steep)
     programs = chunks.count * -(-chunks.keys // tiles.keys)
-    launch_chunks(kernel, programs, arguments, chunks, tiles, values=False)
+    launch_chunks(kernel, programs, arguments, chunks, tiles)
     return ChunkStreams(reading, erasing, writing, None, ends, steep)
 
 
@@ -121,7 +121,7 @@ def steep_scores(
         found = rows.new_empty(chunks.count, chunks.size, chunks.size, dtype=chunks.kind)
     arguments = (*strided(rows, given.k, given.log_decay), found, steep)
     tiles = steep_tiles(chunks)
-    launch_chunks(kernel, chunks.count, arguments, chunks, tiles, strict, values=False)
+    launch_chunks(kernel, chunks.count, arguments, chunks, tiles, strict)
     return found
 
 
@@ -153,7 +153,7 @@ def release(
     programs = chunks.count * -(-chunks.keys // tiles.keys)
     arguments = (*strided(*read), found[0].ends, *strided(*gradients))
     tied = given.k is None
-    launch_chunks(device.release, programs, arguments, chunks, tiles, tied, values=False)
+    launch_chunks(device.release, programs, arguments, chunks, tiles, tied)
     for reader, d_rows in zip(readers, gradients[:2], strict=False):
         read = strided(reader.rows, given.k, reader.v, given.log_decay, reader.d_o)
         arguments = (*read, streams.steep, *strided(d_rows, gradients.k, gradients.log_decay))

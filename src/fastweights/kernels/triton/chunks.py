@@ -142,6 +142,24 @@ class Tiles(NamedTuple):
         return -(-chunks.keys // self.keys) * -(-chunks.values // self.values)
 
 
+class ChunkSizes(NamedTuple):
+    """What kernels are compiled for: the widths of keys and values, the tokens of a chunk, the
+    widths of tiles, and the dtype of products.
+    """
+
+    K: int
+    V: int
+    C: int
+    BK: int
+    BV: int
+    KIND: Any
+
+    @classmethod
+    def of(cls, chunks: Chunks, tiles: Tiles) -> Self:
+        kind = product_kind(chunks.kind)
+        return cls(chunks.keys, chunks.values, chunks.size, tiles.keys, tiles.values, kind)
+
+
 def block_of(width: int, most: int) -> int:
     """The width of a block: a power of 2 from `NARROWEST`, or `most` if that is less, to `most`."""
     return min(most, max(NARROWEST, next_power(width)))
@@ -179,7 +197,6 @@ def launch_chunks(
     tiles: Tiles,
     *constants: bool,
     span: int | None = None,
-    values: bool = True,
 ) -> None:
     """Start a kernel that goes through chunks, by so many programs.
 
@@ -187,13 +204,10 @@ def launch_chunks(
         arguments: streams and what else it reads and writes, in its order
         constants: that it is compiled for
         span: of segments in chunks, if it walks along them
-        values: whether it has blocks of values, too
     """
-    lengths = (chunks.time, chunks.heads, *(() if span is None else (span,)), chunks.keys)
-    sizes = (*lengths, *((chunks.values,) if values else ()), chunks.size)
-    blocks = (tiles.keys, tiles.values) if values else (tiles.keys,)
-    kind = product_kind(chunks.kind)
-    launch(kernel, (programs,), *arguments, *sizes, *blocks, *constants, kind, **tiles.options())
+    lengths = (chunks.time, chunks.heads, *(() if span is None else (span,)))
+    sizes = ChunkSizes.of(chunks, tiles)
+    launch(kernel, (programs,), *arguments, *lengths, sizes, *constants, **tiles.options())
 
 
 def chunk_states(
@@ -290,9 +304,8 @@ def chain_segments(
 
     found, tiles = torch.empty_like(ends), state_tiles(chunks)
     programs, segments = chunks.sequences * tiles.blocks(chunks), len(ends) // chunks.sequences
-    arguments = (start, ends, totals, found, final, segments, chunks.keys, chunks.values)
-    constants = (tiles.keys, tiles.values, reverse)
-    launch(segment_starts, (programs,), *arguments, *constants, **tiles.options())
+    arguments = (start, ends, totals, found, final, segments, ChunkSizes.of(chunks, tiles))
+    launch(segment_starts, (programs,), *arguments, reverse, **tiles.options())
     return found
 
 

@@ -17,6 +17,7 @@ from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import (
     WIDEST,
     Chunks,
+    ChunkSizes,
     ChunkStreams,
     Tiles,
     block_of,
@@ -98,7 +99,7 @@ def solve(s: DeltaStreams, anchored: ChunkStreams, chunks: Chunks) -> Tensor:
     products = s.q.new_empty(shape, dtype=torch.float32)
     arguments = (*strided(anchored.e, anchored.k, anchored.log_decay), products)
     tiles = output_tiles(chunks)
-    launch_chunks(device.scores, chunks.count, arguments, chunks, tiles, values=False)
+    launch_chunks(device.scores, chunks.count, arguments, chunks, tiles)
     steep_scores(s.e, s.given, anchored.steep, chunks, strict=True, found=products)
     found = s.q.new_empty(shape, dtype=chunks.kind)
     arguments = (products, Strided.of(s.beta), found, chunks.time, chunks.heads, chunks.size)
@@ -210,13 +211,10 @@ def chain(
     tiles, found = state_tiles(chunks._replace(kind=torch.float32)), torch.empty_like(ends)
     order = range(segments.count)[:: -1 if reverse else 1]
     found.unflatten(0, (-1, segments.count))[:, order[0]] = start.flatten(0, 1)
-    programs, constants = (
-        chunks.sequences * tiles.blocks(chunks),
-        (tiles.keys, tiles.values, reverse),
-    )
+    programs, sizes = chunks.sequences * tiles.blocks(chunks), ChunkSizes.of(chunks, tiles)
     for segment in order:
-        arguments = (maps, ends, found, final, segment, segments.count, chunks.keys, chunks.values)
-        launch(advance, (programs,), *arguments, *constants, **tiles.options())
+        arguments = (maps, ends, found, final, segment, segments.count, sizes, reverse)
+        launch(advance, (programs,), *arguments, **tiles.options())
     return found
 
 

@@ -20,6 +20,7 @@ from fastweights.kernels.triton.chips import chip_of
 from fastweights.kernels.triton.chunks import (
     HOPPER,
     Chunks,
+    ChunkSizes,
     Tiles,
     block_of,
     state_tiles,
@@ -92,9 +93,12 @@ def gram_states(system: System, parts: int) -> tuple[Tensor, Tensor]:
     def walk(start: Tensor | None, *kept: Tensor | None, span: int, segments: int) -> None:
         programs = chunks.sequences * segments * tiles.blocks(chunks)
         read = strided(system.k, system.beta, system.log_decay)
-        lengths = (chunks.time, chunks.heads, span, chunks.count, chunks.keys, chunks.size)
-        blocks = (tiles.keys, tiles.values, parts)
-        launch(kernel, (programs,), start, *read, *kept, *lengths, *blocks, **tiles.options())
+        lengths, sizes = (
+            (chunks.time, chunks.heads, span, chunks.count),
+            ChunkSizes.of(chunks, tiles),
+        )
+        arguments = (start, *read, *kept, *lengths, sizes, parts)
+        launch(kernel, (programs,), *arguments, **tiles.options())
 
     decays = system.log_decay is not None
     return found, walk_time(walk, start, found, chunks, decays, reverse=False)

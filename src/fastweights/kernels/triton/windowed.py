@@ -96,6 +96,26 @@ class WindowConfiguration(NamedTuple):
         return cls(32, 64, 64, 4 if widest <= 128 else 8)
 
 
+class KernelSizes(NamedTuple):
+    """What kernels are compiled for: query and key heads; the widths of keys, values, features and
+    parts of features, and how many parts there are; tokens of a chunk, and the widths of tiles; the
+    dtype of products.
+    """
+
+    HEADS: int
+    GROUPS: int
+    K: int
+    V: int
+    F: int
+    PART: int
+    PARTS: int
+    C: int
+    BK: int
+    BV: int
+    BF: int
+    KIND: Any
+
+
 class WindowSizes(NamedTuple):
     """What the kernels of one call share."""
 
@@ -131,23 +151,19 @@ class WindowSizes(NamedTuple):
     def chunks(self) -> int:
         return -(-self.tokens // self.configuration.chunk)
 
-    def constants(self, most: int, *, made: bool) -> dict[str, Any]:
-        """Those that kernels have in common, of features that are `made` there or given, at most so
-        many at once.
+    def for_kernels(self, features: int, values: int, *, made: bool) -> KernelSizes:
+        """Of features that are `made` there or given, at most so many at once, and so many values
+        by each program.
         """
-        parts = FeatureParts.of(self.f, most, made=made)
-        return {
-            "GROUPS": self.groups,
-            "K": self.k,
-            "V": self.v,
-            "F": self.f,
-            "PART": parts.size,
-            "PARTS": parts.count,
-            "C": self.configuration.chunk,
-            "BK": tile_width(self.k),
-            "BF": parts.tile,
-            "KIND": triton_dtype(self.kind),
-        }
+        parts, keys = FeatureParts.of(self.f, features, made=made), tile_width(self.k)
+        widths, heads = (self.k, self.v, self.f, parts.size, parts.count), (self.heads, self.groups)
+        tiles = (self.configuration.chunk, keys, values, parts.tile)
+        return KernelSizes(*heads, *widths, *tiles, triton_dtype(self.kind))
+
+    def for_memory(self, *, made: bool) -> KernelSizes:
+        """The same of kernels that sum up the memory."""
+        columns = self.configuration.memory
+        return self.for_kernels(columns, columns, made=made)
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
@@ -205,7 +221,7 @@ def attend(settings: WindowSettings, streams: Streams, keep: bool) -> OperatorRe
         sizes.b, sizes.tokens, sizes.heads, sizes.v, dtype=torch.promote_types(s.q.dtype, s.v.dtype)
     )
     sides = [torch.empty_like(o) if keep and not settings.shared else None for _ in range(2)]
-    statistics = None
+    statistics, most = None, sizes.configuration.features
     if keep:
         statistics = o.new_empty(sizes.b, sizes.heads, 4, sizes.tokens, dtype=torch.float32)
     launch(
@@ -215,10 +231,8 @@ def attend(settings: WindowSettings, streams: Streams, keep: bool) -> OperatorRe
         *(Strided.or_none(s.log_scale), s.W_q, s.W_k, s.documents, states, normalisers),
         *(Strided.of(o), *map(Strided.or_none, sides), statistics),
         *(settings.scale, settings.softcap or None, *sizes.lengths),
-        HEADS=sizes.heads,
         SHARED=settings.shared,
-        **sizes.constants(sizes.configuration.features, made=s.W_q is not None),
-        BV=tile_width(sizes.v),
+        sizes=sizes.for_kernels(most, tile_width(sizes.v), made=s.W_q is not None),
         activate=activation(settings.activation),
         num_warps=sizes.configuration.warps,
         num_stages=2,
@@ -235,34 +249,43 @@ def sum_memory(
     """
     from fastweights.kernels.triton.device import windowed as device
 
-    b, g, f, v, columns = sizes.b, sizes.groups, sizes.f, sizes.v, sizes.configuration.memory
-    constants = sizes.constants(columns, made=s.W_k is not None)
-    blocks = constants["PARTS"] * -(-v // columns)
+    read = (Strided.of(s.fk), s.W_k, Strided.of(s.v), s.documents, s.memory)
+    constants = sizes.for_memory(made=s.W_k is not None)
+    arguments = (device.sum_memory, s.memory, read, sizes.lengths, sizes, constants, sizes.chunks)
+    return _walk_memory(*arguments, activate=activation(settings.activation))
+
+
+def _walk_memory(
+    kernel: Any,
+    memory: Tensor,
+    read: Sequence[object],
+    lengths: Sequence[int],
+    sizes: WindowSizes,
+    constants: KernelSizes,
+    count: int,
+    **options: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a walk along the memory finds: S ``[b·g·count f v]`` and z ``[b·g·count f]``, and both
+    where it ends, of the shape of `memory`. Where time is cut into segments, what each adds is
+    summed up first.
+    """
+    heads, f, v = sizes.b * sizes.groups, sizes.f, sizes.v
+    blocks = constants.PARTS * -(-v // constants.BV)
     per_segment, segments = sizes.segments(blocks)
-    states = s.memory.new_empty(b * g * sizes.chunks, f, v, dtype=sizes.kind)
-    normalisers = s.memory.new_empty(b * g * sizes.chunks, f)
-    last = torch.empty_like(s.memory)
-    sums = normaliser_sums = None
-    if segments > 1:
-        sums = s.memory.new_empty(b * g * segments, f, v)
-        normaliser_sums = s.memory.new_empty(b * g * segments, f)
+    states = memory.new_empty(heads * count, f, v, dtype=sizes.kind)
+    found = states, memory.new_empty(heads * count, f), torch.empty_like(memory)
 
-    def walk(*results: Tensor | None) -> None:
-        launch(
-            device.sum_memory,
-            (b * g * segments, blocks),
-            *(Strided.of(s.fk), s.W_k, Strided.of(s.v), s.documents, s.memory),
-            *(sums, normaliser_sums, *results, *sizes.lengths, per_segment, segments),
-            **constants,
-            BV=columns,
-            activate=activation(settings.activation),
-            num_warps=4,
-        )
+    def walk(*written: Tensor | None) -> None:
+        arguments = (*read, *sums, *written, *lengths, per_segment, segments)
+        grid = (heads * segments, blocks)
+        launch(kernel, grid, *arguments, sizes=constants, num_warps=4, **options)
 
+    sums: tuple[Tensor | None, ...] = (None, None)
     if segments > 1:
+        sums = memory.new_empty(heads * segments, f, v), memory.new_empty(heads * segments, f)
         walk(None, None, None)
-    walk(states, normalisers, last)
-    return states, normalisers, last
+    walk(*found)
+    return found
 
 
 def activation(number: int) -> Any:
@@ -291,9 +314,9 @@ def differentiate(
     dq, dfq, dmix = (x.new_empty(x.shape) for x in (s.q, s.fq, s.mix))
     dscale = None if s.log_scale is None else s.log_scale.new_empty(s.log_scale.shape)
     coefficients = s.memory.new_empty(sizes.b, sizes.heads, 5, sizes.tokens)
-    constants = sizes.constants(sizes.configuration.features, made=False)
-    constants |= {"HEADS": sizes.heads, "SHARED": settings.shared, "BV": tile_width(sizes.v)}
-    options = {"num_warps": sizes.configuration.warps, "num_stages": 2}
+    most, warps = sizes.configuration.features, sizes.configuration.warps
+    constants = sizes.for_kernels(most, tile_width(sizes.v), made=False)
+    options: dict[str, Any] = {"sizes": constants, "num_warps": warps, "num_stages": 2}
     launch(
         device.window_query_gradients,
         (sizes.b * sizes.heads * sizes.chunks,),
@@ -302,7 +325,7 @@ def differentiate(
         *(Strided.or_none(x) for x in (o, near, far)),
         *(Strided.of(do), Strided.of(dq), Strided.of(dmix), Strided.or_none(dscale)),
         *(coefficients, settings.scale, settings.softcap or None, *sizes.lengths),
-        **_without(constants, "F", "PART", "PARTS", "BF"),
+        SHARED=settings.shared,
         **options,
     )
     launch(
@@ -311,7 +334,6 @@ def differentiate(
         *(Strided.of(x) for x in (s.v, s.fk)),
         *(s.documents, states, normalisers, coefficients, Strided.of(do), Strided.of(dfq)),
         *sizes.lengths,
-        **_without(constants, "SHARED", "K", "BK"),
         **options,
     )
     if not (asked.k or asked.v or asked.fk or asked.memory):
@@ -329,7 +351,6 @@ def differentiate(
         *(s.documents, coefficients, dstates, dnormalisers),
         *(Strided.of(x) for x in (do, far_dv, dfk)),
         *(*sizes.lengths, lowest, tiles),
-        **_without(constants, "SHARED", "K", "BK"),
         **options,
     )
     if not (asked.k or asked.v):
@@ -342,8 +363,8 @@ def differentiate(
         *(s.documents, statistics, coefficients),
         *(Strided.of(x) for x in (do, far_dv, dk, dv)),
         *(settings.scale, settings.softcap or None, *sizes.lengths, lowest, tiles),
+        SHARED=settings.shared,
         ON_SCALE=dscale is not None,
-        **_without(constants, "F", "PART", "PARTS", "BF"),
         **options,
     )
     return dq, dk, dv, dfq, dfk, dmix, dmemory, None, dscale, None, None
@@ -357,39 +378,11 @@ def sum_memory_gradients(
     """
     from fastweights.kernels.triton.device import windowed_backward as device
 
-    b, g, f, v, columns = sizes.b, sizes.groups, sizes.f, sizes.v, sizes.configuration.memory
-    constants = sizes.constants(columns, made=False)
-    blocks = constants["PARTS"] * -(-v // columns)
-    per_segment, segments = sizes.segments(blocks)
-    dstates = s.memory.new_empty(b * g * (sizes.chunks + 1), f, v, dtype=sizes.kind)
-    dnormalisers = s.memory.new_empty(b * g * (sizes.chunks + 1), f)
-    dmemory = torch.empty_like(s.memory)
-    sums = normaliser_sums = None
-    if segments > 1:
-        sums = s.memory.new_empty(b * g * segments, f, v)
-        normaliser_sums = s.memory.new_empty(b * g * segments, f)
-
-    def walk(*results: Tensor | None) -> None:
-        launch(
-            device.sum_memory_gradients,
-            (b * g * segments, blocks),
-            *(Strided.of(s.fq), Strided.of(do), s.documents, coefficients, dlast),
-            *(sums, normaliser_sums, *results),
-            *(sizes.length, sizes.cached, sizes.chunks, per_segment, segments),
-            HEADS=sizes.heads,
-            **_without(constants, "K", "BK"),
-            BV=columns,
-            num_warps=4,
-        )
-
-    if segments > 1:
-        walk(None, None, None)
-    walk(dstates, dnormalisers, dmemory)
-    return dstates, dnormalisers, dmemory
-
-
-def _without(constants: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in constants.items() if name not in names}
+    read = (Strided.of(s.fq), Strided.of(do), s.documents, coefficients, dlast)
+    lengths = (sizes.length, sizes.cached, sizes.chunks)
+    constants = sizes.for_memory(made=False)
+    kernel, count = device.sum_memory_gradients, sizes.chunks + 1
+    return _walk_memory(kernel, s.memory, read, lengths, sizes, constants, count)
 
 
 def _define(settings: WindowSettings, streams: Streams) -> tuple[Tensor, Tensor]:

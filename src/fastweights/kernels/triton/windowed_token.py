@@ -10,6 +10,7 @@ from fastweights.kernels.triton.launch import DEVICES, launch
 from fastweights.kernels.triton.streams import Strided, side_by_side
 from fastweights.kernels.triton.windowed import (
     FeatureParts,
+    KernelSizes,
     LearnedMap,
     activation,
     refuses,
@@ -57,6 +58,7 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
     ]
     written, after = torch.empty_like(memory), age.new_empty(b, length)
     parts = FeatureParts.of(f, FEATURES, made=learned is not None)
+    tiles = TOKENS, tile_width(q.shape[-1]), COLUMNS, parts.tile
     widest = max(keys.shape[-1], width, kept.shape[-1])
     launch(
         device.step,
@@ -67,19 +69,9 @@ def compute(recurrence: WindowedLinear, state: WindowState) -> tuple[Tensor, Win
         *(keys, values, kept, memory, age),
         *(Strided.of(o), *ring, written, after),
         *(q.shape[-1] ** -0.5, recurrence.softcap, cached, recurrence.window),
-        HEADS=h,
-        GROUPS=g,
+        sizes=KernelSizes(h, g, q.shape[-1], width, f, parts.size, parts.count, *tiles, None),
         SHARED=recurrence.shared,
         FORGOTTEN=FORGOTTEN,
-        K=q.shape[-1],
-        V=width,
-        F=f,
-        PART=parts.size,
-        PARTS=parts.count,
-        N=TOKENS,
-        BK=tile_width(q.shape[-1]),
-        BV=COLUMNS,
-        BF=parts.tile,
         activate=activation(learned.activation if learned else -1),
         num_warps=4,
     )

@@ -76,7 +76,7 @@ def test_passes_of_loops_and_early_ends_are_counted(monkeypatch: pytest.MonkeyPa
     problem = Problem("decay tied", Sizes(2, 160, 3, 16, 16), torch.float32)
     forward = {launch.name: launch.passed for launch in interpret.work_of(problem, 90).forward}
     assert forward["states"][line_of(decay.states, "for i in range(begin")] == 30
-    assert forward["outputs"][line_of(decay.outputs, "for first in range(0, K")] == 30
+    assert forward["outputs"][line_of(decay.outputs, "for first in range(0, sizes.K")] == 30
     assert forward["steep_scores"] == {EARLY: 30}
 
 

@@ -42,6 +42,8 @@ from fastweights.kernels.triton.device.tiles import (
     store_matrix,
     store_tile,
     store_where_kept,
+    zero_matrix,
+    zeros,
 )
 
 
@@ -64,18 +66,19 @@ def channel_sums(g, C: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def store_ends(ends, index, rows, keys, first, columns, K: tl.constexpr, C: tl.constexpr):
+def store_ends(ends, index, rows, keys, first, columns, sizes: tl.constexpr):
     """head, passed and tail, from what stands in the first token's row and the last one's.
 
     As read = up 2^head is what the `first` token [1, K] decays by, and write = down 2^tail is 1 for
     the last.
     """
-    i = tl.arange(0, C)[:, None]
-    places = ends + tl.cast(index, tl.int64) * (3 * K) + columns[None, :]
-    inside = (columns < K)[None, :]
+    i = tl.arange(0, sizes.C)[:, None]
+    places = ends + tl.cast(index, tl.int64) * (3 * sizes.K) + columns[None, :]
+    inside = (columns < sizes.K)[None, :]
     outer = tl.where(i == 0, first - rows, -keys)
-    tl.store(places + tl.where(i == 0, 0, 2 * K), outer, mask=inside & ((i == 0) | (i == C - 1)))
-    tl.store(places + (0 * i + K), rows + keys, mask=inside & (i == C - 1))
+    at_ends = inside & ((i == 0) | (i == sizes.C - 1))
+    tl.store(places + tl.where(i == 0, 0, 2 * sizes.K), outer, mask=at_ends)
+    tl.store(places + (0 * i + sizes.K), rows + keys, mask=inside & (i == sizes.C - 1))
 
 
 @triton.jit
@@ -88,21 +91,7 @@ def store_anchored(rows, found, factors, b, h, tokens, length, columns, width: t
 
 @triton.jit(do_not_specialize=["length"])
 def anchor(
-    q,
-    e,
-    k,
-    log_decay,
-    reading,
-    erasing,
-    writing,
-    ends,
-    steep,
-    length,
-    heads,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    KIND: tl.constexpr,
+    q, e, k, log_decay, reading, erasing, writing, ends, steep, length, heads, sizes: tl.constexpr
 ):
     """Rows and keys as all that follows reads them: one program per chunk and block of K, in this
     order.
@@ -113,19 +102,19 @@ def anchor(
         ends: ``[b h N, 3, K]``, which is written: head, passed and tail
         steep: ``[b h N]`` zeros: 1 is written where a channel of the chunk is steep
     """
-    _, columns, index = block_of(K, BK)
-    b, h, start, tokens = chunk_of(index, length, heads, C)
-    g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    rows, keys, steeply = channel_sums(g, C, KIND)
+    _, columns, index = block_of(sizes.K, sizes.BK)
+    b, h, start, tokens = chunk_of(index, length, heads, sizes.C)
+    g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
+    rows, keys, steeply = channel_sums(g, sizes.C, sizes.KIND)
     if steeply:
         tl.store(steep + index, 1)
-    first = load_decay(log_decay, b, h, start + tl.arange(0, 1), length, columns, K)
-    store_ends(ends, index, rows, keys, tl.maximum(first, EMPTY), columns, K, C)
+    first = load_decay(log_decay, b, h, start + tl.arange(0, 1), length, columns, sizes.K)
+    store_ends(ends, index, rows, keys, tl.maximum(first, EMPTY), columns, sizes)
     up, down = tl.exp2(rows), tl.exp2(keys)
-    store_anchored(q, reading, up, b, h, tokens, length, columns, K)
-    store_anchored(e, erasing, up, b, h, tokens, length, columns, K)
-    keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
-    store_tile(writing, b, h, tokens, length, columns, K, keys * down)
+    store_anchored(q, reading, up, b, h, tokens, length, columns, sizes.K)
+    store_anchored(e, erasing, up, b, h, tokens, length, columns, sizes.K)
+    keys = load_keys(k, log_decay, b, h, tokens, length, columns, sizes.K)
+    store_tile(writing, b, h, tokens, length, columns, sizes.K, keys * down)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -137,11 +126,8 @@ def steep_scores(
     steep,
     length,
     heads,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
+    sizes: tl.constexpr,
     STRICT: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """P of the steep chunks, by levels: one program per chunk.
 
@@ -151,36 +137,26 @@ def steep_scores(
         found: ``[b h N, C, C]``, written for the steep chunks only
         steep: ``[b h N]``, of `anchor`
     """
-    index, inside = tl.program_id(0), tl.arange(0, C)
+    index, inside = tl.program_id(0), tl.arange(0, sizes.C)
     if tl.load(steep + index) == 0:
         return
-    b, h, _, tokens = chunk_of(index, length, heads, C)
-    total = tl.zeros([C, C], tl.float32)
+    b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
+    total = zero_matrix(sizes.C, sizes.C)
     if not STRICT:
         # a token with its own key: nothing decays
-        products = plain_scores(rows, k, log_decay, b, h, tokens, length, K, C, BK, KIND)
+        products = plain_scores(rows, k, log_decay, b, h, tokens, length, sizes)
         total = tl.where(inside[:, None] == inside[None, :], products, total)
     half = 1
-    while half < C:
-        products = level_scores(rows, k, log_decay, b, h, tokens, length, half, K, C, BK, KIND)
-        total = tl.where(level_pairs(half, C), products, total)
+    while half < sizes.C:
+        products = level_scores(rows, k, log_decay, b, h, tokens, length, half, sizes)
+        total = tl.where(level_pairs(half, sizes.C), products, total)
         half *= 2
-    store_matrix(found, index, inside, C, inside, C, total)
+    store_matrix(found, index, inside, sizes.C, inside, sizes.C, total)
 
 
 @triton.jit
 def store_channel_decay_gradient(
-    stream,
-    before,
-    log_decay,
-    at,
-    d_keys,
-    d_sums,
-    d_end,
-    TIED: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    KIND: tl.constexpr,
+    stream, before, log_decay, at, d_keys, d_sums, d_end, TIED: tl.constexpr, sizes: tl.constexpr
 ):
     """d log α of a decay per channel.
 
@@ -195,13 +171,13 @@ def store_channel_decay_gradient(
         TIED: whether the key is 1 - α
     """
     b, h, tokens, length, columns = at
-    later = tl.where(causal_transposed(C, False), 1.0, 0.0)
-    found = add_up_finite(later, d_sums, KIND) + d_end[None, :]
-    g = load_decay(log_decay, b, h, tokens, length, columns, K)
+    later = tl.where(causal_transposed(sizes.C, False), 1.0, 0.0)
+    found = add_up_finite(later, d_sums, sizes.KIND) + d_end[None, :]
+    g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
     if TIED:
         found -= tl.exp2(g) * d_keys
     found = tl.where(g == float("-inf"), 0.0, found)
-    store_sum(stream, before, b, h, tokens, length, columns, K, found)
+    store_sum(stream, before, b, h, tokens, length, columns, sizes.K, found)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -220,11 +196,8 @@ def release(
     d_log_decay,
     length,
     heads,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
+    sizes: tl.constexpr,
     TIED: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """The gradients of the streams of `anchor`, from those of what it wrote, but for what the pairs
     of steep chunks give them: one program per chunk and block of K, in this order.
@@ -237,30 +210,30 @@ def release(
             d_log_decay
         TIED: whether it is
     """
-    _, columns, index = block_of(K, BK)
-    b, h, _, tokens = chunk_of(index, length, heads, C)
-    g = load_decay(log_decay, b, h, tokens, length, columns, K)
-    rows, keys, _ = channel_sums(g, C, KIND)
+    _, columns, index = block_of(sizes.K, sizes.BK)
+    b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
+    g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
+    rows, keys, _ = channel_sums(g, sizes.C, sizes.KIND)
     up, down = tl.exp2(rows), tl.exp2(keys)
-    d_sums, d_keys = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+    d_sums, d_keys = zero_matrix(sizes.C, sizes.BK), zero_matrix(sizes.C, sizes.BK)
     if d_reading is not None:
-        d_rows = load_tile(d_reading, b, h, tokens, length, columns, K).to(tl.float32)
-        d_sums += load_tile(reading, b, h, tokens, length, columns, K) * d_rows
-        store_where_kept(d_q, b, h, tokens, length, columns, K, d_rows * up)
+        d_rows = load_tile(d_reading, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        d_sums += load_tile(reading, b, h, tokens, length, columns, sizes.K) * d_rows
+        store_where_kept(d_q, b, h, tokens, length, columns, sizes.K, d_rows * up)
     if d_erasing is not None:
-        d_rows = load_tile(d_erasing, b, h, tokens, length, columns, K).to(tl.float32)
-        d_sums += load_tile(erasing, b, h, tokens, length, columns, K) * d_rows
-        store_where_kept(d_e, b, h, tokens, length, columns, K, d_rows * up)
+        d_rows = load_tile(d_erasing, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        d_sums += load_tile(erasing, b, h, tokens, length, columns, sizes.K) * d_rows
+        store_where_kept(d_e, b, h, tokens, length, columns, sizes.K, d_rows * up)
     if d_writing is not None:
-        d_keys = load_tile(d_writing, b, h, tokens, length, columns, K).to(tl.float32)
-        d_sums -= load_tile(writing, b, h, tokens, length, columns, K) * d_keys
+        d_keys = load_tile(d_writing, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        d_sums -= load_tile(writing, b, h, tokens, length, columns, sizes.K) * d_keys
         d_keys *= down
-        store_where_kept(d_k, b, h, tokens, length, columns, K, d_keys)
+        store_where_kept(d_k, b, h, tokens, length, columns, sizes.K, d_keys)
     if d_log_decay is not None:
-        d_end = tl.sum(load_matrix(d_ends, index, tl.arange(0, 1), 1, columns, K), axis=0)
+        d_end = tl.sum(load_matrix(d_ends, index, tl.arange(0, 1), 1, columns, sizes.K), axis=0)
         at = (b, h, tokens, length, columns)
         store_channel_decay_gradient(
-            d_log_decay, None, log_decay, at, d_keys, d_sums, d_end, TIED, K, C, KIND
+            d_log_decay, None, log_decay, at, d_keys, d_sums, d_end, TIED, sizes
         )
 
 
@@ -277,13 +250,8 @@ def steep_gradients(
     d_log_decay,
     length,
     heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     STRICT: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """Adds what the pairs of steep chunks give, by levels, to what `release` wrote: one program per
     chunk.
@@ -293,18 +261,16 @@ def steep_gradients(
         v, d_o: the streams of values and of the gradient of what the rows read
         d_rows, d_k, d_log_decay: streams, or None
     """
-    index, i = tl.program_id(0), tl.arange(0, C)
+    index, i = tl.program_id(0), tl.arange(0, sizes.C)
     if tl.load(steep + index) == 0:
         return
-    b, h, _, tokens = chunk_of(index, length, heads, C)
-    pairs = reader_products(
-        v, d_o, None, None, b, h, index, tokens, length, i, K, V, C, BK, BV, KIND
-    )[0]
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        queries = load_tile(rows, b, h, tokens, length, columns, K)
-        keys = load_keys(k, log_decay, b, h, tokens, length, columns, K)
-        d_queries, d_keys = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
+    b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
+    pairs = reader_products(v, d_o, None, None, b, h, index, tokens, length, i, sizes)[0]
+    for first in range(0, sizes.K, sizes.BK):
+        columns = first + tl.arange(0, sizes.BK)
+        queries = load_tile(rows, b, h, tokens, length, columns, sizes.K)
+        keys = load_keys(k, log_decay, b, h, tokens, length, columns, sizes.K)
+        d_queries, d_keys = zero_matrix(sizes.C, sizes.BK), zero_matrix(sizes.C, sizes.BK)
         if not STRICT:
             # a token with its own key: nothing decays
             own = tl.where(i[:, None] == i[None, :], pairs, 0.0).to(tl.float32)
@@ -312,24 +278,24 @@ def steep_gradients(
             d_queries += own * keys
             d_keys += own * queries
         half = 1
-        while half < C:
+        while half < sizes.C:
             # a token is in one half of its block: a row that meets the keys of the other half, or
             # a key that meets its rows; one product serves both
             upper = ((i & half) != 0)[:, None]
-            g = load_decay(log_decay, b, h, tokens, length, columns, K)
-            decay = tl.exp2(level_sums(g, half, C, KIND))
+            g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
+            decay = tl.exp2(level_sums(g, half, sizes.C, sizes.KIND))
             met = tl.where(upper, queries, keys).to(tl.float32) * decay
             place = i // half
             meeting = tl.where((place[:, None] ^ place[None, :]) == 1, pairs, 0.0)
-            given = multiply_wide(meeting, met, KIND) * decay
+            given = multiply_wide(meeting, met, sizes.KIND) * decay
             d_queries += tl.where(upper, given, 0.0)
             d_keys += tl.where(upper, 0.0, given)
             half *= 2
-        store_sum(d_rows, d_rows, b, h, tokens, length, columns, K, d_queries)
-        store_sum(d_k, d_k, b, h, tokens, length, columns, K, d_keys)
+        store_sum(d_rows, d_rows, b, h, tokens, length, columns, sizes.K, d_queries)
+        store_sum(d_k, d_k, b, h, tokens, length, columns, sizes.K, d_keys)
         if d_log_decay is not None:
-            at, d_end = (b, h, tokens, length, columns), tl.zeros([BK], tl.float32)
+            at, d_end = (b, h, tokens, length, columns), zeros(sizes.BK)
             d_sums, tied = queries * d_queries - keys * d_keys, k is None
             store_channel_decay_gradient(
-                d_log_decay, d_log_decay, log_decay, at, d_keys, d_sums, d_end, tied, K, C, KIND
+                d_log_decay, d_log_decay, log_decay, at, d_keys, d_sums, d_end, tied, sizes
             )

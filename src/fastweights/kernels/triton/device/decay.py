@@ -33,6 +33,8 @@ from fastweights.kernels.triton.device.tiles import (
     state_block,
     store_matrix,
     store_tile,
+    zero_matrix,
+    zeros,
 )
 
 
@@ -49,13 +51,8 @@ def states(
     length,
     heads,
     span,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     REVERSE: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """The states before the chunks of one segment of `span` chunks, one after the other. REVERSE:
     from the last to the first, for rows as k and dO as v: the gradients of the states after them.
@@ -71,19 +68,20 @@ def states(
         final: ``[b h segments, K, V]`` after each segment, or None
         totals: ``[b h segments, K]``, or None: Σ log2 α of each segment
     """
-    down, across, v_block, place = state_block(K, V, BK, BV)
-    sequence, b, h, chunks, begin, end = segment_of(place, length, heads, span, C)
-    state = load_or_zeros(start, place, down, K, across, V)
+    down, across, v_block, place = state_block(sizes)
+    sequence, b, h, chunks, begin, end = segment_of(place, length, heads, span, sizes.C)
+    state = load_or_zeros(start, place, down, sizes.K, across, sizes.V)
     if totals is not None:
-        total = tl.zeros([BK], tl.float32)
+        total = zeros(sizes.BK)
     for i in range(begin, end):
         n = begin + end - 1 - i if REVERSE else i
-        index, tokens = tl.cast(sequence, tl.int64) * chunks + n, n * C + tl.arange(0, C)
-        state = pass_end(state, ends, index, 2 if REVERSE else 0, down, K)
+        index = tl.cast(sequence, tl.int64) * chunks + n
+        tokens = n * sizes.C + tl.arange(0, sizes.C)
+        state = pass_end(state, ends, index, 2 if REVERSE else 0, down, sizes.K)
         if found is not None:
-            store_matrix(found, index, down, K, across, V, state)
-        keys = load_tile_transposed(k, b, h, tokens, length, down, K)
-        values = load_tile(v, b, h, tokens, length, across, V)
+            store_matrix(found, index, down, sizes.K, across, sizes.V, state)
+        keys = load_tile_transposed(k, b, h, tokens, length, down, sizes.K)
+        values = load_tile(v, b, h, tokens, length, across, sizes.V)
         # S' = carry ∘ S + (k ∘ write)ᵀ V;  dS = carry ∘ dS' + (rows ∘ read)ᵀ dO
         if log_decay is not None:
             g = load_head_decay(log_decay, b, h, tokens, length)
@@ -91,24 +89,24 @@ def states(
             if REVERSE:
                 factors = head_read(g)
             else:
-                stop = tl.minimum(n * C + C, length)
-                factors = head_write(log_decay, b, h, tokens, stop, KIND)
-            keys = (keys * factors[None, :]).to(KIND)
+                stop = tl.minimum(n * sizes.C + sizes.C, length)
+                factors = head_write(log_decay, b, h, tokens, stop, sizes.KIND)
+            keys = (keys * factors[None, :]).to(sizes.KIND)
             state *= tl.exp2(sums)
-        state = pass_end(state, ends, index, 1, down, K)
-        state = multiply_wide_add(keys, values, state, KIND)
-        state = pass_end(state, ends, index, 0 if REVERSE else 2, down, K)
+        state = pass_end(state, ends, index, 1, down, sizes.K)
+        state = multiply_wide_add(keys, values, state, sizes.KIND)
+        state = pass_end(state, ends, index, 0 if REVERSE else 2, down, sizes.K)
         if totals is not None:
             if ends is not None:
                 for which in tl.static_range(3):
-                    total += tl.sum(load_end(ends, index, which, down, K), axis=1)
+                    total += tl.sum(load_end(ends, index, which, down, sizes.K), axis=1)
             else:
                 total += sums
     if final is not None:
-        store_matrix(final, place, down, K, across, V, state)
+        store_matrix(final, place, down, sizes.K, across, sizes.V, state)
     if totals is not None:
-        places = tl.cast(place, tl.int64) * K + down
-        tl.store(totals + places, total, mask=(down < K) & (v_block == 0))
+        places = tl.cast(place, tl.int64) * sizes.K + down
+        tl.store(totals + places, total, mask=(down < sizes.K) & (v_block == 0))
 
 
 @triton.jit(do_not_specialize=["segments"])
@@ -119,10 +117,7 @@ def segment_starts(
     found,
     final,
     segments,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
     """The states before segments, from what each leaves of zeros: S' = 2^total ∘ S + end.
@@ -136,17 +131,17 @@ def segment_starts(
         totals: ``[b h segments, K]``: Σ log2 α; None: nothing decays
         found: ``[b h segments, K, V]``
     """
-    down, across, _, sequence = state_block(K, V, BK, BV)
-    state = load_matrix(start, sequence, down, K, across, V)
+    down, across, _, sequence = state_block(sizes)
+    state = load_matrix(start, sequence, down, sizes.K, across, sizes.V)
     for passed in range(segments):
         segment = segments - 1 - passed if REVERSE else passed
         index = tl.cast(sequence, tl.int64) * segments + segment
-        store_matrix(found, index, down, K, across, V, state)
+        store_matrix(found, index, down, sizes.K, across, sizes.V, state)
         if totals is not None:
-            total = tl.load(totals + index * K + down, mask=down < K, other=0.0)
+            total = tl.load(totals + index * sizes.K + down, mask=down < sizes.K, other=0.0)
             state *= tl.exp2(total)[:, None]
-        state += load_matrix(ends, index, down, K, across, V)
-    store_matrix(final, sequence, down, K, across, V, state)
+        state += load_matrix(ends, index, down, sizes.K, across, sizes.V)
+    store_matrix(final, sequence, down, sizes.K, across, sizes.V, state)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -161,13 +156,8 @@ def outputs(
     o,
     length,
     heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     STRICT: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """o = P V + (rows ∘ read) S: one program per chunk and block of V, in this order.
 
@@ -178,29 +168,29 @@ def outputs(
         states: ``[b h N, K, V]`` before each chunk
         o: the stream that is written
     """
-    _, across, index = block_of(V, BV)
-    b, h, _, tokens = chunk_of(index, length, heads, C)
-    inside = tl.arange(0, C)
+    _, across, index = block_of(sizes.V, sizes.BV)
+    b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
+    inside = tl.arange(0, sizes.C)
 
-    total = tl.zeros([C, BV], tl.float32)
-    weights = tl.zeros([C, C], tl.float32)
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        queries = load_tile(rows, b, h, tokens, length, columns, K)
-        state = load_matrix(states, index, columns, K, across, V)
-        keys = load_tile_transposed(k, b, h, tokens, length, columns, K)
-        weights = multiply_wide_add(queries, keys, weights, KIND)
-        total = multiply_wide_add(queries, state, total, KIND)
+    total = zero_matrix(sizes.C, sizes.BV)
+    weights = zero_matrix(sizes.C, sizes.C)
+    for first in range(0, sizes.K, sizes.BK):
+        columns = first + tl.arange(0, sizes.BK)
+        queries = load_tile(rows, b, h, tokens, length, columns, sizes.K)
+        state = load_matrix(states, index, columns, sizes.K, across, sizes.V)
+        keys = load_tile_transposed(k, b, h, tokens, length, columns, sizes.K)
+        weights = multiply_wide_add(queries, keys, weights, sizes.KIND)
+        total = multiply_wide_add(queries, state, total, sizes.KIND)
     if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        weights *= pair_decay(g, C, STRICT, KIND)
+        weights *= pair_decay(g, sizes.C, STRICT, sizes.KIND)
         total *= head_read(g)[:, None]
     else:
-        weights = tl.where(causal(C, STRICT), weights, 0.0)
+        weights = tl.where(causal(sizes.C, STRICT), weights, 0.0)
     if steep is not None:
         steeply = tl.load(steep + index) != 0
         if steeply:
-            weights = load_matrix(scores, index, inside, C, inside, C).to(tl.float32)
-    values = load_tile(v, b, h, tokens, length, across, V)
-    total = multiply_add(weights, values, total, KIND)
-    store_tile(o, b, h, tokens, length, across, V, total)
+            weights = load_matrix(scores, index, inside, sizes.C, inside, sizes.C).to(tl.float32)
+    values = load_tile(v, b, h, tokens, length, across, sizes.V)
+    total = multiply_add(weights, values, total, sizes.KIND)
+    store_tile(o, b, h, tokens, length, across, sizes.V, total)

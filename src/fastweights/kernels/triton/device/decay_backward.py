@@ -39,6 +39,8 @@ from fastweights.kernels.triton.device.tiles import (
     multiply_wide_add,
     store_matrix,
     store_tile,
+    zero_matrix,
+    zeros,
 )
 
 
@@ -54,13 +56,8 @@ def value_gradients(
     d_v,
     length,
     heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     STRICT: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """dV = Pᵀ dO + (k ∘ write) dS': one program per chunk and block of V, in this order.
 
@@ -71,81 +68,67 @@ def value_gradients(
         d_states: ``[b h N, K, V]``: of the state after each chunk; None: only Pᵀ dO is found
         d_v: the stream that is written
     """
-    _, across, index = block_of(V, BV)
-    b, h, start, tokens = chunk_of(index, length, heads, C)
-    inside, end = tl.arange(0, C), tl.minimum(start + C, length)
+    _, across, index = block_of(sizes.V, sizes.BV)
+    b, h, start, tokens = chunk_of(index, length, heads, sizes.C)
+    inside, end = tl.arange(0, sizes.C), tl.minimum(start + sizes.C, length)
 
-    total = tl.zeros([C, BV], tl.float32)
-    weights = tl.zeros([C, C], tl.float32)
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        keys = load_tile(k, b, h, tokens, length, columns, K)
-        queries = load_tile_transposed(rows, b, h, tokens, length, columns, K)
-        weights = multiply_wide_add(keys, queries, weights, KIND)
+    total = zero_matrix(sizes.C, sizes.BV)
+    weights = zero_matrix(sizes.C, sizes.C)
+    for first in range(0, sizes.K, sizes.BK):
+        columns = first + tl.arange(0, sizes.BK)
+        keys = load_tile(k, b, h, tokens, length, columns, sizes.K)
+        queries = load_tile_transposed(rows, b, h, tokens, length, columns, sizes.K)
+        weights = multiply_wide_add(keys, queries, weights, sizes.KIND)
         if d_states is not None:
-            d_state = load_matrix(d_states, index, columns, K, across, V)
-            total = multiply_wide_add(keys, d_state, total, KIND)
+            d_state = load_matrix(d_states, index, columns, sizes.K, across, sizes.V)
+            total = multiply_wide_add(keys, d_state, total, sizes.KIND)
     if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        weights *= pair_decay_transposed(g, C, STRICT, KIND)
-        total *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
+        weights *= pair_decay_transposed(g, sizes.C, STRICT, sizes.KIND)
+        total *= head_write(log_decay, b, h, tokens, end, sizes.KIND)[:, None]
     else:
-        weights = tl.where(causal_transposed(C, STRICT), weights, 0.0)
+        weights = tl.where(causal_transposed(sizes.C, STRICT), weights, 0.0)
     if steep is not None:
         steeply = tl.load(steep + index) != 0
         if steeply:
-            weights = load_matrix_transposed(scores, index, inside, C, inside, C).to(tl.float32)
-    upstream = load_tile(d_o, b, h, tokens, length, across, V)
-    total = multiply_wide_add(weights, upstream, total, KIND)
-    store_tile(d_v, b, h, tokens, length, across, V, total)
+            weights = load_matrix_transposed(scores, index, inside, sizes.C, inside, sizes.C)
+            weights = weights.to(tl.float32)
+    upstream = load_tile(d_o, b, h, tokens, length, across, sizes.V)
+    total = multiply_wide_add(weights, upstream, total, sizes.KIND)
+    store_tile(d_v, b, h, tokens, length, across, sizes.V, total)
 
 
 @triton.jit
 def reader_products(
-    v,
-    d_o,
-    states,
-    d_states,
-    b,
-    h,
-    index,
-    tokens,
-    length,
-    columns,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    kind: tl.constexpr,
+    v, d_o, states, d_states, b, h, index, tokens, length, columns, sizes: tl.constexpr
 ):
     """(dP, dO Sᵀ, V dS'ᵀ [C, K], Σ dS' ∘ S over values [K]); the last two are 0 without d_states,
     that before them without states.
 
     dP = dO Vᵀ is that of both tokens of a pair [C, C]: dP_ij at (i, j) and at (j, i) for j ≤ i.
     """
-    products = tl.zeros([C, C], tl.float32)
-    transposed = tl.zeros([C, C], tl.float32)
-    of_rows = tl.zeros([C, BK], tl.float32)
-    of_keys = tl.zeros([C, BK], tl.float32)
-    of_carry = tl.zeros([BK], tl.float32)
-    for first in range(0, V, BV):
-        across = first + tl.arange(0, BV)
-        values = load_tile(v, b, h, tokens, length, across, V)
-        upstream = load_tile(d_o, b, h, tokens, length, across, V)
-        products = multiply_add(upstream, tl.trans(values), products, kind)
-        transposed = multiply_add(values, tl.trans(upstream), transposed, kind)
+    products = zero_matrix(sizes.C, sizes.C)
+    transposed = zero_matrix(sizes.C, sizes.C)
+    of_rows = zero_matrix(sizes.C, sizes.BK)
+    of_keys = zero_matrix(sizes.C, sizes.BK)
+    of_carry = zeros(sizes.BK)
+    for first in range(0, sizes.V, sizes.BV):
+        across = first + tl.arange(0, sizes.BV)
+        values = load_tile(v, b, h, tokens, length, across, sizes.V)
+        upstream = load_tile(d_o, b, h, tokens, length, across, sizes.V)
+        products = multiply_add(upstream, tl.trans(values), products, sizes.KIND)
+        transposed = multiply_add(values, tl.trans(upstream), transposed, sizes.KIND)
         if states is not None:
-            state = load_matrix(states, index, columns, K, across, V)
-            of_rows = multiply_wide_add(upstream, tl.trans(state), of_rows, kind)
+            state = load_matrix(states, index, columns, sizes.K, across, sizes.V)
+            of_rows = multiply_wide_add(upstream, tl.trans(state), of_rows, sizes.KIND)
         if d_states is not None:
-            d_state = load_matrix(d_states, index, columns, K, across, V)
-            of_keys = multiply_wide_add(values, tl.trans(d_state), of_keys, kind)
+            d_state = load_matrix(d_states, index, columns, sizes.K, across, sizes.V)
+            of_keys = multiply_wide_add(values, tl.trans(d_state), of_keys, sizes.KIND)
             of_carry += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), axis=1)
-    pairs = tl.where(causal(C, False), products, transposed)
-    if kind == tl.bfloat16:
+    pairs = tl.where(causal(sizes.C, False), products, transposed)
+    if tl.bfloat16 == sizes.KIND:
         # as its products will take it; float16 has not its range
-        pairs = pairs.to(kind)
+        pairs = pairs.to(sizes.KIND)
     return pairs, of_rows, of_keys, of_carry
 
 
@@ -176,13 +159,8 @@ def reader_gradients(
     d_k_before,
     length,
     heads,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     STRICT: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """The gradients of rows, keys and log decays: one program per chunk and block of K, in this
     order.
@@ -201,33 +179,33 @@ def reader_gradients(
         d_ends: ``[b h N, 1, K]``, of Σ log2 α of a decay per channel over each chunk, or None
         d_k_before: a stream that is added to d_k, or None
     """
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    block, columns, index = block_of(K, BK)
-    b, h, start, tokens = chunk_of(index, length, heads, C)
+    k_blocks: tl.constexpr = (sizes.K + sizes.BK - 1) // sizes.BK
+    block, columns, index = block_of(sizes.K, sizes.BK)
+    b, h, start, tokens = chunk_of(index, length, heads, sizes.C)
 
     pairs, d_queries, d_keys, d_carry = reader_products(
-        v, d_o, states, d_states, b, h, index, tokens, length, columns, K, V, C, BK, BV, KIND
+        v, d_o, states, d_states, b, h, index, tokens, length, columns, sizes
     )
-    queries = load_tile(rows, b, h, tokens, length, columns, K)
-    keys = load_tile(k, b, h, tokens, length, columns, K)
+    queries = load_tile(rows, b, h, tokens, length, columns, sizes.K)
+    keys = load_tile(k, b, h, tokens, length, columns, sizes.K)
     if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        end = tl.minimum(start + C, length)
+        end = tl.minimum(start + sizes.C, length)
         d_queries *= head_read(g)[:, None]
-        d_keys *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
+        d_keys *= head_write(log_decay, b, h, tokens, end, sizes.KIND)[:, None]
         carried = tl.sum(d_carry, axis=0) * tl.exp2(tl.sum(g, axis=0))
         d_end = tl.sum(keys * d_keys) + carried
-        pairs = pairs * pair_decay_both(g, C, KIND)
+        pairs = pairs * pair_decay_both(g, sizes.C, sizes.KIND)
     if steep is not None:
         pairs = tl.where(tl.load(steep + index) == 0, pairs, 0.0)
     if d_ends is not None:
-        carried = tl.sum(tl.exp2(load_end(ends, index, 1, columns, K)), axis=1) * d_carry
+        carried = tl.sum(tl.exp2(load_end(ends, index, 1, columns, sizes.K)), axis=1) * d_carry
         d_end = tl.sum(keys * d_keys, axis=0) + carried
-        store_matrix(d_ends, index, tl.arange(0, 1), 1, columns, K, d_end[None, :])
-    seen = tl.where(causal(C, STRICT), pairs, 0.0)
-    d_queries = multiply_wide_add(seen, keys, d_queries, KIND)
-    seen = tl.where(causal_transposed(C, STRICT), pairs, 0.0)
-    d_keys = multiply_wide_add(seen, queries, d_keys, KIND)
+        store_matrix(d_ends, index, tl.arange(0, 1), 1, columns, sizes.K, d_end[None, :])
+    seen = tl.where(causal(sizes.C, STRICT), pairs, 0.0)
+    d_queries = multiply_wide_add(seen, keys, d_queries, sizes.KIND)
+    seen = tl.where(causal_transposed(sizes.C, STRICT), pairs, 0.0)
+    d_keys = multiply_wide_add(seen, queries, d_keys, sizes.KIND)
     if d_log_decay is not None:
         # as in `anchored.store_channel_decay_gradient`
         d_sums = tl.sum(queries * d_queries - keys * d_keys, axis=1)
@@ -235,5 +213,5 @@ def reader_gradients(
         found = tl.where(g == float("-inf"), 0.0, found)[:, None]
         column = block + tl.arange(0, 1)
         store_tile(d_log_decay, b, h, tokens, length, column, k_blocks, found)
-    store_sum(d_rows, None, b, h, tokens, length, columns, K, d_queries)
-    store_sum(d_k, d_k_before, b, h, tokens, length, columns, K, d_keys)
+    store_sum(d_rows, None, b, h, tokens, length, columns, sizes.K, d_queries)
+    store_sum(d_k, d_k_before, b, h, tokens, length, columns, sizes.K, d_keys)

@@ -42,37 +42,27 @@ from fastweights.kernels.triton.device.tiles import (
     store_matrix,
     store_tile,
     store_where_kept,
+    zero_matrix,
 )
 
 
 @triton.jit(do_not_specialize=["length"])
-def scores(
-    e,
-    k,
-    log_decay,
-    found,
-    length,
-    heads,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    KIND: tl.constexpr,
-):
+def scores(e, k, log_decay, found, length, heads, sizes: tl.constexpr):
     """P ``[b h N, C, C]``: one program per chunk."""
-    index, inside = tl.program_id(0), tl.arange(0, C)
-    b, h, _, tokens = chunk_of(index, length, heads, C)
-    products = tl.zeros([C, C], tl.float32)
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        erasing = load_tile(e, b, h, tokens, length, columns, K)
-        keys = load_tile_transposed(k, b, h, tokens, length, columns, K)
-        products = multiply_wide_add(erasing, keys, products, KIND)
+    index, inside = tl.program_id(0), tl.arange(0, sizes.C)
+    b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
+    products = zero_matrix(sizes.C, sizes.C)
+    for first in range(0, sizes.K, sizes.BK):
+        columns = first + tl.arange(0, sizes.BK)
+        erasing = load_tile(e, b, h, tokens, length, columns, sizes.K)
+        keys = load_tile_transposed(k, b, h, tokens, length, columns, sizes.K)
+        products = multiply_wide_add(erasing, keys, products, sizes.KIND)
     if log_decay is None:
-        products = tl.where(causal(C, True), products, 0.0)
+        products = tl.where(causal(sizes.C, True), products, 0.0)
     else:
         g = load_head_decay(log_decay, b, h, tokens, length)
-        products *= pair_decay(g, C, True, KIND)
-    store_matrix(found, index, inside, C, inside, C, products)
+        products *= pair_decay(g, sizes.C, True, sizes.KIND)
+    store_matrix(found, index, inside, sizes.C, inside, sizes.C, products)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -160,12 +150,7 @@ def states(
     length,
     heads,
     span,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    KIND: tl.constexpr,
+    sizes: tl.constexpr,
 ):
     """What tokens write, and the states before the chunks of one segment of `span` chunks, one
     after the other.
@@ -183,46 +168,46 @@ def states(
         written, missing: the streams u and d, or None: not kept
         final: ``[b h segments, K, V]`` after each segment, or None
     """
-    _, across, place = block_of(V, BV)
-    sequence, b, h, chunks, begin, stop = segment_of(place, length, heads, span, C)
-    down, inside = tl.arange(0, BK), tl.arange(0, C)
+    _, across, place = block_of(sizes.V, sizes.BV)
+    sequence, b, h, chunks, begin, stop = segment_of(place, length, heads, span, sizes.C)
+    down, inside = tl.arange(0, sizes.BK), tl.arange(0, sizes.C)
 
-    state = load_or_zeros(start, place, down, K, across, V)
+    state = load_or_zeros(start, place, down, sizes.K, across, sizes.V)
     if start is None and v is None:
         state = tl.where(down[:, None] == across[None, :], 1.0, 0.0)
     for n in range(begin, stop):
         index = tl.cast(sequence, tl.int64) * chunks + n
-        state = pass_end(state, ends, index, 0, down, K)
+        state = pass_end(state, ends, index, 0, down, sizes.K)
         if found is not None:
-            store_matrix(found, index, down, K, across, V, state)
-        tokens, end = n * C + inside, tl.minimum(n * C + C, length)
-        erasing = load_tile(e, b, h, tokens, length, down, K)
-        keys = load_tile_transposed(k, b, h, tokens, length, down, K)
+            store_matrix(found, index, down, sizes.K, across, sizes.V, state)
+        tokens, end = n * sizes.C + inside, tl.minimum(n * sizes.C + sizes.C, length)
+        erasing = load_tile(e, b, h, tokens, length, down, sizes.K)
+        keys = load_tile_transposed(k, b, h, tokens, length, down, sizes.K)
         strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
         # (e ∘ read) S;  carry ∘ S
-        held = multiply_wide(erasing, state, KIND)
+        held = multiply_wide(erasing, state, sizes.KIND)
         if log_decay is not None:
             g = load_head_decay(log_decay, b, h, tokens, length)
             held *= head_read(g)[:, None]
             state *= tl.exp2(tl.sum(g, axis=0))
-        state = pass_end(state, ends, index, 1, down, K)
+        state = pass_end(state, ends, index, 1, down, sizes.K)
         # d = r + R (β ∘ r) with r = v - (e ∘ read) S
         if v is not None:
-            lacking = load_tile(v, b, h, tokens, length, across, V).to(tl.float32) - held
+            lacking = load_tile(v, b, h, tokens, length, across, sizes.V).to(tl.float32) - held
         else:
             lacking = -held
-        system = load_matrix(resolvent, index, inside, C, inside, C)
-        lacking = multiply_add(system, strengths * lacking, lacking, KIND)
+        system = load_matrix(resolvent, index, inside, sizes.C, inside, sizes.C)
+        lacking = multiply_add(system, strengths * lacking, lacking, sizes.KIND)
         values = strengths * lacking
-        store_where_kept(written, b, h, tokens, length, across, V, values)
-        store_where_kept(missing, b, h, tokens, length, across, V, lacking)
+        store_where_kept(written, b, h, tokens, length, across, sizes.V, values)
+        store_where_kept(missing, b, h, tokens, length, across, sizes.V, lacking)
         # S' = carry ∘ S + (k ∘ write)ᵀ u
         if log_decay is not None:
-            values *= head_write(log_decay, b, h, tokens, end, KIND)[:, None]
-        state = multiply_wide_add(keys, values.to(KIND), state, KIND)
-        state = pass_end(state, ends, index, 2, down, K)
+            values *= head_write(log_decay, b, h, tokens, end, sizes.KIND)[:, None]
+        state = multiply_wide_add(keys, values.to(sizes.KIND), state, sizes.KIND)
+        state = pass_end(state, ends, index, 2, down, sizes.K)
     if final is not None:
-        store_matrix(final, place, down, K, across, V, state)
+        store_matrix(final, place, down, sizes.K, across, sizes.V, state)
 
 
 @triton.jit(do_not_specialize=["segment", "segments"])
@@ -233,10 +218,7 @@ def advance(
     final,
     segment,
     segments,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
     """The state before the next segment, from that before this one: S' = M S + end, and in REVERSE,
@@ -250,51 +232,41 @@ def advance(
         starts: ``[b h segments, K, V]``; the next is written
         final: ``[b h, K, V]``, written where no segment is next
     """
-    down, across, _, sequence = state_block(K, V, BK, BV)
+    down, across, _, sequence = state_block(sizes)
     index = tl.cast(sequence, tl.int64) * segments + segment
 
-    state = load_matrix(ends, index, down, K, across, V)
-    for first in range(0, K, BK):
-        inner = first + tl.arange(0, BK)
+    state = load_matrix(ends, index, down, sizes.K, across, sizes.V)
+    for first in range(0, sizes.K, sizes.BK):
+        inner = first + tl.arange(0, sizes.BK)
         if REVERSE:
-            factor = load_matrix_transposed(maps, index, inner, K, down, K)
+            factor = load_matrix_transposed(maps, index, inner, sizes.K, down, sizes.K)
         else:
-            factor = load_matrix(maps, index, down, K, inner, K)
-        before = load_matrix(starts, index, inner, K, across, V)
+            factor = load_matrix(maps, index, down, sizes.K, inner, sizes.K)
+        before = load_matrix(starts, index, inner, sizes.K, across, sizes.V)
         state = multiply_add(factor, before, state, tl.float32)
     following = segment - 1 if REVERSE else segment + 1
     if (following >= 0) & (following < segments):
         index = tl.cast(sequence, tl.int64) * segments + following
-        store_matrix(starts, index, down, K, across, V, state)
+        store_matrix(starts, index, down, sizes.K, across, sizes.V, state)
     else:
-        store_matrix(final, sequence, down, K, across, V, state)
+        store_matrix(final, sequence, down, sizes.K, across, sizes.V, state)
 
 
 @triton.jit
-def write_gradients(
-    d_state,
-    d_written,
-    streams,
-    at,
-    down,
-    across,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    KIND: tl.constexpr,
-):
+def write_gradients(d_state, d_written, streams, at, down, across, sizes: tl.constexpr):
     """dU = Pᵀ dO + (k ∘ write) dS' of a chunk [C, BV], where `d_written` is the stream of Pᵀ dO.
 
     `streams`: k, log_decay; `at`: batch, head, tokens, their number, the one behind the chunk.
     """
     k, log_decay = streams
     b, h, tokens, length, end = at
-    keys = load_tile(k, b, h, tokens, length, down, K)
-    d_values = load_tile(d_written, b, h, tokens, length, across, V).to(tl.float32)
+    keys = load_tile(k, b, h, tokens, length, down, sizes.K)
+    d_values = load_tile(d_written, b, h, tokens, length, across, sizes.V).to(tl.float32)
     if log_decay is None:
-        d_values = multiply_wide_add(keys, d_state, d_values, KIND)
+        d_values = multiply_wide_add(keys, d_state, d_values, sizes.KIND)
     else:
-        write = head_write(log_decay, b, h, tokens, end, KIND)
-        d_values += multiply_wide(keys, d_state, KIND) * write[:, None]
+        write = head_write(log_decay, b, h, tokens, end, sizes.KIND)
+        d_values += multiply_wide(keys, d_state, sizes.KIND) * write[:, None]
     return d_values
 
 
@@ -308,31 +280,21 @@ def decay_state(state, log_decay, at):
 
 
 @triton.jit
-def add_read_gradients(
-    d_state,
-    d_erased,
-    streams,
-    at,
-    down,
-    across,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    KIND: tl.constexpr,
-):
+def add_read_gradients(d_state, d_erased, streams, at, down, across, sizes: tl.constexpr):
     """dS with (q ∘ read)ᵀ dO - (e ∘ read)ᵀ (β ∘ λ), where `d_erased` is β ∘ λ [C, BV].
 
     `streams`: q, e, dO, log_decay; `at` as in `write_gradients`.
     """
     q, e, d_o, log_decay = streams
     b, h, tokens, length, end = at
-    queries = load_tile_transposed(q, b, h, tokens, length, down, K)
-    upstream = load_tile(d_o, b, h, tokens, length, across, V)
+    queries = load_tile_transposed(q, b, h, tokens, length, down, sizes.K)
+    upstream = load_tile(d_o, b, h, tokens, length, across, sizes.V)
     if log_decay is not None:
         read = head_read(load_head_decay(log_decay, b, h, tokens, length))[:, None]
         upstream, d_erased = upstream * read, d_erased * read
-    d_state = multiply_wide_add(queries, upstream.to(KIND), d_state, KIND)
-    erasing = load_tile_transposed(e, b, h, tokens, length, down, K)
-    return multiply_wide_add(erasing, -d_erased, d_state, KIND)
+    d_state = multiply_wide_add(queries, upstream.to(sizes.KIND), d_state, sizes.KIND)
+    erasing = load_tile_transposed(e, b, h, tokens, length, down, sizes.K)
+    return multiply_wide_add(erasing, -d_erased, d_state, sizes.KIND)
 
 
 @triton.jit(do_not_specialize=["length", "span"])
@@ -356,12 +318,7 @@ def state_gradients(
     length,
     heads,
     span,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    KIND: tl.constexpr,
+    sizes: tl.constexpr,
 ):
     """The gradients of states, values and β of one segment of `span` chunks, from the last to the
     first.
@@ -381,38 +338,38 @@ def state_gradients(
         d_beta: the stream of β's gradient, a column per block of V
         before: ``[b h segments, K, V]``: of the state before each segment, or None
     """
-    v_blocks: tl.constexpr = (V + BV - 1) // BV
-    block, across, place = block_of(V, BV)
-    sequence, b, h, chunks, begin, stop = segment_of(place, length, heads, span, C)
-    down, inside = tl.arange(0, BK), tl.arange(0, C)
+    v_blocks: tl.constexpr = (sizes.V + sizes.BV - 1) // sizes.BV
+    block, across, place = block_of(sizes.V, sizes.BV)
+    sequence, b, h, chunks, begin, stop = segment_of(place, length, heads, span, sizes.C)
+    down, inside = tl.arange(0, sizes.BK), tl.arange(0, sizes.C)
 
-    d_state = load_or_zeros(after, place, down, K, across, V)
+    d_state = load_or_zeros(after, place, down, sizes.K, across, sizes.V)
     for passed in range(stop - begin):
         n = stop - 1 - passed
         index = tl.cast(sequence, tl.int64) * chunks + n
-        tokens, end = n * C + inside, tl.minimum(n * C + C, length)
+        tokens, end = n * sizes.C + inside, tl.minimum(n * sizes.C + sizes.C, length)
         at = (b, h, tokens, length, end)
         strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
-        d_state = pass_end(d_state, ends, index, 2, down, K)
+        d_state = pass_end(d_state, ends, index, 2, down, sizes.K)
         if missing is not None:
-            store_matrix(found, index, down, K, across, V, d_state)
+            store_matrix(found, index, down, sizes.K, across, sizes.V, d_state)
         # dU = Pᵀ dO + (k ∘ write) dS'
-        d_values = write_gradients(d_state, d_written, (k, log_decay), at, down, across, K, V, KIND)
-        d_state = pass_end(decay_state(d_state, log_decay, at), ends, index, 1, down, K)
+        d_values = write_gradients(d_state, d_written, (k, log_decay), at, down, across, sizes)
+        d_state = pass_end(decay_state(d_state, log_decay, at), ends, index, 1, down, sizes.K)
         # λ = dU + Rᵀ (β ∘ dU)
-        system = load_matrix_transposed(resolvent, index, inside, C, inside, C)
-        d_values = multiply_wide_add(system, strengths * d_values, d_values, KIND)
+        system = load_matrix_transposed(resolvent, index, inside, sizes.C, inside, sizes.C)
+        d_values = multiply_wide_add(system, strengths * d_values, d_values, sizes.KIND)
         erased = strengths * d_values
         if missing is not None:
             # dβ = Σ λ ∘ d, dv = β ∘ λ, and what d lacks of the reading has -β ∘ λ
-            lacking = load_tile(missing, b, h, tokens, length, across, V).to(tl.float32)
+            lacking = load_tile(missing, b, h, tokens, length, across, sizes.V).to(tl.float32)
             strength = tl.sum(d_values * lacking, axis=1)[:, None]
             store_tile(d_beta, b, h, tokens, length, block + tl.arange(0, 1), v_blocks, strength)
-            store_tile(d_v, b, h, tokens, length, across, V, erased)
-            store_tile(d_erased, b, h, tokens, length, across, V, -erased)
+            store_tile(d_v, b, h, tokens, length, across, sizes.V, erased)
+            store_tile(d_erased, b, h, tokens, length, across, sizes.V, -erased)
         # dS = (q ∘ read)ᵀ dO + carry ∘ dS' - (e ∘ read)ᵀ (β ∘ λ)
         streams = (q, e, d_o, log_decay)
-        d_state = add_read_gradients(d_state, erased, streams, at, down, across, K, V, KIND)
-        d_state = pass_end(d_state, ends, index, 0, down, K)
+        d_state = add_read_gradients(d_state, erased, streams, at, down, across, sizes)
+        d_state = pass_end(d_state, ends, index, 0, down, sizes.K)
     if before is not None:
-        store_matrix(before, place, down, K, across, V, d_state)
+        store_matrix(before, place, down, sizes.K, across, sizes.V, d_state)

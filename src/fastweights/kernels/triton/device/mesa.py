@@ -20,6 +20,7 @@ from fastweights.kernels.triton.device.tiles import (
     state_block,
     store_matrix,
     store_tile_transposed,
+    zeros,
 )
 
 ROUNDING = tl.constexpr(2.0**-52)
@@ -89,10 +90,7 @@ def gram_states(
     heads,
     span,
     matrices,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
+    sizes: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """H before the chunks of one segment of `span` chunks, one after the other.
@@ -108,33 +106,35 @@ def gram_states(
         totals: ``[b h segments, K]``, or None: Σ log2 γ of each segment
         matrices: b h N
     """
-    down, across, column_block, place = state_block(K, K, BR, BC)
-    sequence, b, h, chunks, begin, end = segment_of(place, length, heads, span, C)
-    gram = load_or_zeros(start, place, down, K, across, K)
-    total = tl.zeros([BR], tl.float32)
+    down, across, column_block, place = state_block(sizes)
+    sequence, b, h, chunks, begin, end = segment_of(place, length, heads, span, sizes.C)
+    gram = load_or_zeros(start, place, down, sizes.K, across, sizes.K)
+    total = zeros(sizes.BK)
     for chunk in range(begin, end):
         if found is not None:
             index = tl.cast(sequence, tl.int64) * chunks + chunk
             parts = split(gram, PARTS)
             for part in tl.static_range(PARTS):
-                store_matrix(found, index + part * matrices, down, K, across, K, parts[part])
+                store_matrix(
+                    found, index + part * matrices, down, sizes.K, across, sizes.K, parts[part]
+                )
         # H ← ∏ γ H + Σ_s (∏_{r>s} γ_r) β_s k_sᵀ k_s
-        tokens = chunk * C + tl.arange(0, C)
+        tokens = chunk * sizes.C + tl.arange(0, sizes.C)
         strength = load_column(beta, b, h, tokens, length).to(tl.float32)
         if log_decay is not None:
             sums = tl.sum(load_head_decay(log_decay, b, h, tokens, length), 0)
-            end = tl.minimum(length, (chunk + 1) * C)
+            end = tl.minimum(length, (chunk + 1) * sizes.C)
             strength *= head_write(log_decay, b, h, tokens, end, tl.float32)
             gram *= tl.exp2(sums)
             total += sums
-        keys = split_stream(load_tile_transposed(k, b, h, tokens, length, down, K), PARTS)
-        values = load_tile(k, b, h, tokens, length, across, K).to(tl.float32)
+        keys = split_stream(load_tile_transposed(k, b, h, tokens, length, down, sizes.K), PARTS)
+        values = load_tile(k, b, h, tokens, length, across, sizes.K).to(tl.float32)
         gram = multiply_parts(keys, values * strength[:, None], gram, PARTS)
     if final is not None:
-        store_matrix(final, place, down, K, across, K, gram)
+        store_matrix(final, place, down, sizes.K, across, sizes.K, gram)
     if totals is not None:
-        places = tl.cast(place, tl.int64) * K + down
-        tl.store(totals + places, total, mask=(down < K) & (column_block == 0))
+        places = tl.cast(place, tl.int64) * sizes.K + down
+        tl.store(totals + places, total, mask=(down < sizes.K) & (column_block == 0))
 
 
 @triton.jit

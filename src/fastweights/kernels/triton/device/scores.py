@@ -32,6 +32,7 @@ from fastweights.kernels.triton.device.tiles import (
     load_tile,
     load_tile_transposed,
     multiply_add,
+    zero_matrix,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -249,52 +250,28 @@ def level_pairs(half, C: tl.constexpr):
 
 
 @triton.jit
-def level_scores(
-    rows,
-    k,
-    log_decay,
-    b,
-    h,
-    tokens,
-    length,
-    half,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    KIND: tl.constexpr,
-):
+def level_scores(rows, k, log_decay, b, h, tokens, length, half, sizes: tl.constexpr):
     """Inner products [C, C] of the pairs that meet at the level s = `half`, as `mild_scores`."""
-    products = tl.zeros([C, C], tl.float32)
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        sums = level_sums(load_decay(log_decay, b, h, tokens, length, columns, K), half, C, KIND)
-        right = load_tile(rows, b, h, tokens, length, columns, K).to(tl.float32) * tl.exp2(sums)
-        g = load_decay_transposed(log_decay, b, h, tokens, length, columns, K)
-        keys = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, K).to(tl.float32)
-        left = keys * tl.exp2(level_sums_transposed(g, half, C, KIND))
-        products = multiply_add(right, left, products, KIND)
+    products = zero_matrix(sizes.C, sizes.C)
+    for first in range(0, sizes.K, sizes.BK):
+        columns = first + tl.arange(0, sizes.BK)
+        g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
+        right = load_tile(rows, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        right *= tl.exp2(level_sums(g, half, sizes.C, sizes.KIND))
+        g = load_decay_transposed(log_decay, b, h, tokens, length, columns, sizes.K)
+        keys = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, sizes.K)
+        left = keys.to(tl.float32) * tl.exp2(level_sums_transposed(g, half, sizes.C, sizes.KIND))
+        products = multiply_add(right, left, products, sizes.KIND)
     return products
 
 
 @triton.jit
-def plain_scores(
-    rows,
-    k,
-    log_decay,
-    b,
-    h,
-    tokens,
-    length,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    KIND: tl.constexpr,
-):
+def plain_scores(rows, k, log_decay, b, h, tokens, length, sizes: tl.constexpr):
     """Inner products [C, C] where nothing decays, as `mild_scores`."""
-    products = tl.zeros([C, C], tl.float32)
-    for first in range(0, K, BK):
-        columns = first + tl.arange(0, BK)
-        right = load_tile(rows, b, h, tokens, length, columns, K)
-        left = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, K)
-        products = multiply_add(right, left, products, KIND)
+    products = zero_matrix(sizes.C, sizes.C)
+    for first in range(0, sizes.K, sizes.BK):
+        columns = first + tl.arange(0, sizes.BK)
+        right = load_tile(rows, b, h, tokens, length, columns, sizes.K)
+        left = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, sizes.K)
+        products = multiply_add(right, left, products, sizes.KIND)
     return products

@@ -5,6 +5,18 @@ import triton.language as tl
 
 
 @triton.jit
+def zeros(length: tl.constexpr):
+    """[length] in float32."""
+    return tl.zeros([length], tl.float32)
+
+
+@triton.jit
+def zero_matrix(height: tl.constexpr, width: tl.constexpr):
+    """[height, width] in float32."""
+    return tl.zeros([height, width], tl.float32)
+
+
+@triton.jit
 def rows_of(stream, b, h):
     """The pointer to the first token of a sequence's head."""
     return stream.data + tl.cast(b, tl.int64) * stream.batch + tl.cast(h, tl.int64) * stream.head
@@ -174,11 +186,11 @@ def block_of(width: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def state_block(K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+def state_block(sizes: tl.constexpr):
     """(rows [BK], columns [BV], which block of columns, what is left of a program's number)"""
-    k_blocks: tl.constexpr = (K + BK - 1) // BK
-    block, across, place = block_of(V, BV)
-    return place % k_blocks * BK + tl.arange(0, BK), across, block, place // k_blocks
+    k_blocks: tl.constexpr = (sizes.K + sizes.BK - 1) // sizes.BK
+    block, across, place = block_of(sizes.V, sizes.BV)
+    return place % k_blocks * sizes.BK + tl.arange(0, sizes.BK), across, block, place // k_blocks
 
 
 @triton.jit

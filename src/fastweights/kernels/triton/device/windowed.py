@@ -23,6 +23,8 @@ from fastweights.kernels.triton.device.tiles import (
     store_matrix,
     store_tile,
     store_where_kept,
+    zero_matrix,
+    zeros,
 )
 from fastweights.recurrence.windowed import LARGEST_LOG_WEIGHT
 
@@ -88,29 +90,23 @@ def relu_features(x, inside, axis: tl.constexpr):  # noqa: ARG001
 
 
 @triton.jit
-def part_columns(part, F: tl.constexpr, PART: tl.constexpr, BF: tl.constexpr):
+def part_columns(part, sizes: tl.constexpr):
     """Which of the F features are in this part; F where a part is narrower than its tile."""
-    columns = tl.arange(0, BF)
-    if PART == BF:
-        return part * PART + columns
-    return tl.where(columns < PART, part * PART + columns, F)
+    columns = tl.arange(0, sizes.BF)
+    if sizes.PART == sizes.BF:
+        return part * sizes.PART + columns
+    return tl.where(columns < sizes.PART, part * sizes.PART + columns, sizes.F)
 
 
 @triton.jit
-def load_map(
-    W,
-    head,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    BK: tl.constexpr,
-    BF: tl.constexpr,
-    kind: tl.constexpr,
-):
+def load_map(W, head, sizes: tl.constexpr):
     """W of a head as [BF, BK]; None where features are given."""
     if W is None:
         map = None
     else:
-        map = load_matrix(W, head, tl.arange(0, BF), PART, tl.arange(0, BK), K).to(kind)
+        map = load_matrix(
+            W, head, tl.arange(0, sizes.BF), sizes.PART, tl.arange(0, sizes.BK), sizes.K
+        ).to(sizes.KIND)
     return map
 
 
@@ -125,25 +121,18 @@ def features_of(
     part,
     sizes: tl.constexpr,
     activate: tl.constexpr,
-    kind: tl.constexpr,
 ):
     """A part of φ of the tokens `rows` as [C, BF], in the dtype of the products; made of the stream
     by `map`, or the stream itself.
 
-    `sizes`: K, F, PART, BK, BF.
     """
-    K: tl.constexpr = sizes[0]
-    F: tl.constexpr = sizes[1]
-    PART: tl.constexpr = sizes[2]
-    BK: tl.constexpr = sizes[3]
-    BF: tl.constexpr = sizes[4]
     if map is None:
-        phi = load_tile(stream, b, head, rows, length, part_columns(part, F, PART, BF), F)
+        phi = load_tile(stream, b, head, rows, length, part_columns(part, sizes), sizes.F)
     else:
-        x = load_tile(stream, b, head, rows, length, tl.arange(0, BK), K)
-        products = multiply(x, tl.trans(map), kind) * (1 - 2 * part)
-        phi = activate(products, (tl.arange(0, BF) < PART)[None, :], 1)
-    return phi.to(kind)
+        x = load_tile(stream, b, head, rows, length, tl.arange(0, sizes.BK), sizes.K)
+        products = multiply(x, tl.trans(map), sizes.KIND) * (1 - 2 * part)
+        phi = activate(products, (tl.arange(0, sizes.BF) < sizes.PART)[None, :], 1)
+    return phi.to(sizes.KIND)
 
 
 @triton.jit
@@ -157,22 +146,16 @@ def features_transposed(
     part,
     sizes: tl.constexpr,
     activate: tl.constexpr,
-    kind: tl.constexpr,
 ):
     """The same as [BF, C]."""
-    K: tl.constexpr = sizes[0]
-    F: tl.constexpr = sizes[1]
-    PART: tl.constexpr = sizes[2]
-    BK: tl.constexpr = sizes[3]
-    BF: tl.constexpr = sizes[4]
     if map is None:
-        columns = part_columns(part, F, PART, BF)
-        phi = load_tile_transposed(stream, b, head, rows, length, columns, F)
+        columns = part_columns(part, sizes)
+        phi = load_tile_transposed(stream, b, head, rows, length, columns, sizes.F)
     else:
-        x = load_tile_transposed(stream, b, head, rows, length, tl.arange(0, BK), K)
-        products = multiply(map, x, kind) * (1 - 2 * part)
-        phi = activate(products, (tl.arange(0, BF) < PART)[:, None], 0)
-    return phi.to(kind)
+        x = load_tile_transposed(stream, b, head, rows, length, tl.arange(0, sizes.BK), sizes.K)
+        products = multiply(map, x, sizes.KIND) * (1 - 2 * part)
+        phi = activate(products, (tl.arange(0, sizes.BF) < sizes.PART)[:, None], 0)
+    return phi.to(sizes.KIND)
 
 
 @triton.jit
@@ -253,39 +236,37 @@ def keep_initial(S, z, documents, b, length, cached):
 
 
 @triton.jit
-def load_memory(memory, index, features, F: tl.constexpr, columns, V: tl.constexpr):
+def load_memory(memory, index, features, sizes: tl.constexpr, columns):
     """S [BF, BV] and z [BF] of ``[F, V+1]``, whose last column is z."""
-    S = load_matrix(memory, index, features, F, tl.where(columns < V, columns, V + 1), V + 1)
-    last = V + tl.zeros([1], tl.int32)
-    return S, tl.sum(load_matrix(memory, index, features, F, last, V + 1), 1)
+    inside = tl.where(columns < sizes.V, columns, sizes.V + 1)
+    S = load_matrix(memory, index, features, sizes.F, inside, sizes.V + 1)
+    last = sizes.V + tl.zeros([1], tl.int32)
+    return S, tl.sum(load_matrix(memory, index, features, sizes.F, last, sizes.V + 1), 1)
 
 
 @triton.jit
-def store_memory(memory, index, features, F: tl.constexpr, columns, V: tl.constexpr, block, S, z):
+def store_memory(memory, index, features, sizes: tl.constexpr, columns, block, S, z):
     """S and, by the first block of columns, z to where `load_memory` reads them."""
-    store_matrix(memory, index, features, F, tl.where(columns < V, columns, V + 1), V + 1, S)
+    inside = tl.where(columns < sizes.V, columns, sizes.V + 1)
+    store_matrix(memory, index, features, sizes.F, inside, sizes.V + 1, S)
     if block == 0:
-        last = V + tl.zeros([1], tl.int32)
-        store_matrix(memory, index, features, F, last, V + 1, z[:, None])
+        last = sizes.V + tl.zeros([1], tl.int32)
+        store_matrix(memory, index, features, sizes.F, last, sizes.V + 1, z[:, None])
 
 
 @triton.jit
-def store_apart(
-    states, normalisers, index, features, F: tl.constexpr, columns, V: tl.constexpr, block, S, z
-):
+def store_apart(states, normalisers, index, features, sizes: tl.constexpr, columns, block, S, z):
     """S to ``[F, V]`` and, by the first block of columns, z to ``[F]``."""
-    store_matrix(states, index, features, F, columns, V, S)
+    store_matrix(states, index, features, sizes.F, columns, sizes.V, S)
     if block == 0:
-        store_matrix(normalisers, index, features, F, tl.zeros([1], tl.int32), 1, z[:, None])
+        store_matrix(normalisers, index, features, sizes.F, tl.zeros([1], tl.int32), 1, z[:, None])
 
 
 @triton.jit
-def add_apart(
-    S, z, states, normalisers, index, features, F: tl.constexpr, columns, V: tl.constexpr
-):
+def add_apart(S, z, states, normalisers, index, features, sizes: tl.constexpr, columns):
     """S and z with those that `store_apart` has stored."""
-    S += load_matrix(states, index, features, F, columns, V)
-    z += tl.sum(load_matrix(normalisers, index, features, F, tl.zeros([1], tl.int32), 1), 1)
+    S += load_matrix(states, index, features, sizes.F, columns, sizes.V)
+    z += tl.sum(load_matrix(normalisers, index, features, sizes.F, tl.zeros([1], tl.int32), 1), 1)
     return S, z
 
 
@@ -300,8 +281,7 @@ def fold_segments(
     cached,
     span,
     where,
-    F: tl.constexpr,
-    V: tl.constexpr,
+    sizes: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
     """S and z through all segments before this one (REVERSE: behind it), by what each of them has
@@ -318,7 +298,7 @@ def fold_segments(
         start = cached + other * tokens
         S, z = keep_within(S, z, documents, b, length, start, start + tokens)
         place = head * segments + other
-        S, z = add_apart(S, z, sums, normaliser_sums, place, features, F, columns, V)
+        S, z = add_apart(S, z, sums, normaliser_sums, place, features, sizes, columns)
     return S, z
 
 
@@ -333,10 +313,8 @@ def absorb(
     rows,
     last,
     boundary,
-    V: tl.constexpr,
     sizes: tl.constexpr,
     activate: tl.constexpr,
-    kind: tl.constexpr,
     map,
 ):
     """S and z with the tokens `rows` up to `last` that are of the document at the boundary.
@@ -351,10 +329,10 @@ def absorb(
         taken &= documents_of(documents, b, length, rows, -1) == document_at(
             documents, b, length, boundary
         )
-    fkt = features_transposed(fk, map, b, g, rows, length, part, sizes, activate, kind)
+    fkt = features_transposed(fk, map, b, g, rows, length, part, sizes, activate)
     fkt = tl.where(taken[None, :], fkt.to(tl.float32), 0.0)
-    tile = load_tile(v, b, g, rows, length, columns, V)
-    return multiply_add(fkt, tile, S, kind), z + tl.sum(fkt, 1)
+    tile = load_tile(v, b, g, rows, length, columns, sizes.V)
+    return multiply_add(fkt, tile, S, sizes.KIND), z + tl.sum(fkt, 1)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "per_segment", "segments"])
@@ -375,77 +353,68 @@ def sum_memory(
     chunks,
     per_segment,
     segments,
-    GROUPS: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    BF: tl.constexpr,
+    sizes: tl.constexpr,
     activate: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """A segment of chunks of one key head: without `states`, what the memory takes up within it,
     to `sums`; with them, `states` ``[b·g·chunks, F, V]`` and `normalisers` ``[b·g·chunks, F]``
     before each of its chunks, and behind the last chunk `last` ``[b g F V+1]``.
     """
     segment, head = tl.program_id(0) % segments, tl.program_id(0) // segments
-    b, g = head // GROUPS, head % GROUPS
-    part, block = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    b, g = head // sizes.GROUPS, head % sizes.GROUPS
+    part, block = tl.program_id(1) % sizes.PARTS, tl.program_id(1) // sizes.PARTS
     begin, end = segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)
-    features = part_columns(part, F, PART, BF)
-    columns, tokens = block * BV + tl.arange(0, BV), tl.arange(0, C)
-    sizes: tl.constexpr = (K, F, PART, BK, BF)
-    map = load_map(W, g, K, PART, BK, BF, KIND)
+    features = part_columns(part, sizes)
+    columns, tokens = block * sizes.BV + tl.arange(0, sizes.BV), tl.arange(0, sizes.C)
+    map = load_map(W, g, sizes)
     at = (b, g, length, part)
 
-    S, z = tl.zeros([BF, BV], tl.float32), tl.zeros([BF], tl.float32)
+    S, z = zero_matrix(sizes.BF, sizes.BV), zeros(sizes.BF)
     if states is not None:
         # S_0: the initial memory, if its document goes on, and cached tokens before the window
-        S, z = load_memory(memory, head, features, F, columns, V)
+        S, z = load_memory(memory, head, features, sizes, columns)
         S, z = keep_initial(S, z, documents, b, length, cached)
         last_row = cached - window
-        for row in range(0, last_row + 1, C):
+        for row in range(0, last_row + 1, sizes.C):
             S, z = absorb(
                 *(S, z, fk, (v, columns), documents, at, row + tokens, last_row, cached),
-                *(V, sizes, activate, KIND),
+                *(sizes, activate),
                 map=map,
             )
         # what the segments before this one take up
         if sums is not None:
-            span = (per_segment * C, segment, segments)
+            span = (per_segment * sizes.C, segment, segments)
             left, where = (sums, normaliser_sums, head), (features, columns)
-            S, z = fold_segments(S, z, left, documents, b, length, cached, span, where, F, V, False)
+            S, z = fold_segments(
+                S, z, left, documents, b, length, cached, span, where, sizes, False
+            )
 
     for n in range(begin, end):
         if states is not None:
             place = tl.cast(head, tl.int64) * chunks + n
-            store_apart(states, normalisers, place, features, F, columns, V, block, S, z)
-        start = cached + n * C
-        boundary = tl.minimum(start + C, length)
+            store_apart(states, normalisers, place, features, sizes, columns, block, S, z)
+        start = cached + n * sizes.C
+        boundary = tl.minimum(start + sizes.C, length)
         S, z = keep_within(S, z, documents, b, length, start, boundary)
         rows = start - window + 1 + tokens
         S, z = absorb(
             *(S, z, fk, (v, columns), documents, at, rows, boundary - window, boundary),
-            *(V, sizes, activate, KIND),
+            *(sizes, activate),
             map=map,
         )
 
     if states is None:
-        store_apart(sums, normaliser_sums, tl.program_id(0), features, F, columns, V, block, S, z)
+        store_apart(sums, normaliser_sums, tl.program_id(0), features, sizes, columns, block, S, z)
     elif end == chunks:
-        store_memory(last, head, features, F, columns, V, block, S, z)
+        store_memory(last, head, features, sizes, columns, block, S, z)
 
 
 @triton.jit
-def query_chunk(chunks, HEADS: tl.constexpr, GROUPS: tl.constexpr):
+def query_chunk(chunks, sizes: tl.constexpr):
     """The chunk of queries of this program: (which, its sequence, query head and key head)"""
     h = tl.program_id(0) // chunks
-    b, h = h // HEADS, h % HEADS
-    return tl.program_id(0) % chunks, b, h, h // (HEADS // GROUPS)
+    b, h = h // sizes.HEADS, h % sizes.HEADS
+    return tl.program_id(0) % chunks, b, h, h // (sizes.HEADS // sizes.GROUPS)
 
 
 @triton.jit
@@ -490,12 +459,8 @@ def attend_window(
     window,
     scale,
     softcap,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BV: tl.constexpr,
+    sizes: tl.constexpr,
     DISTANCES: tl.constexpr,
-    kind: tl.constexpr,
     log_scale,
 ):
     """N = Σ e^(s - c) (v ‖ 1) of the queries `rows` over their windows: (c, how far back the
@@ -508,14 +473,14 @@ def attend_window(
     k, key_columns = keys
     v, value_columns = values
     b, g, length, first = at
-    top = tl.full([C], float("-inf"), tl.float32) if log_scale is None else log_scale
-    distance = tl.zeros([C], tl.int32)
-    total = tl.zeros([C], tl.float32)
-    acc = tl.zeros([C, BV], tl.float32)
-    for row in range(first_key(first, window, C), first + C, C):
-        columns = row + tl.arange(0, C)
-        key = load_tile_transposed(k, b, g, columns, length, key_columns, K)
-        scores = scores_of(multiply(query, key, kind), scale, softcap)
+    top = zeros(sizes.C) - float("inf") if log_scale is None else log_scale
+    distance = zeros(sizes.C).to(tl.int32)
+    total = zeros(sizes.C)
+    acc = zero_matrix(sizes.C, sizes.BV)
+    for row in range(first_key(first, window, sizes.C), first + sizes.C, sizes.C):
+        columns = row + tl.arange(0, sizes.C)
+        key = load_tile_transposed(k, b, g, columns, length, key_columns, sizes.K)
+        scores = scores_of(multiply(query, key, sizes.KIND), scale, softcap)
         near = near_pairs(documents, b, length, rows, columns, window)
         if log_scale is not None:
             weights = weights_on_scale(scores, near, log_scale[:, None])
@@ -533,8 +498,8 @@ def attend_window(
             fade = tl.exp2(top - anchor)
             total, acc, top = total * fade, acc * fade[:, None], highest
         total += tl.sum(weights, 1)
-        tile = load_tile(v, b, g, columns, length, value_columns, V)
-        acc = multiply_add(weights, tile, acc, kind)
+        tile = load_tile(v, b, g, columns, length, value_columns, sizes.V)
+        acc = multiply_add(weights, tile, acc, sizes.KIND)
     return top, distance.to(tl.float32), total, acc
 
 
@@ -549,12 +514,8 @@ def attend_memory(
     at,
     rows,
     window,
-    V: tl.constexpr,
     sizes: tl.constexpr,
-    PARTS: tl.constexpr,
-    C: tl.constexpr,
     activate: tl.constexpr,
-    kind: tl.constexpr,
 ):
     """F = φ(q) S + Σ φ(q)·φ(k) (v ‖ 1) of the queries `rows`, over the tokens that S will take up
     next: (its last column [C], `acc` and the others).
@@ -568,35 +529,30 @@ def attend_memory(
     v, value_columns = values
     states, normalisers, place = memory
     b, g, length, first = at
-    K: tl.constexpr = sizes[0]
-    F: tl.constexpr = sizes[1]
-    PART: tl.constexpr = sizes[2]
-    BK: tl.constexpr = sizes[3]
-    BF: tl.constexpr = sizes[4]
-    query_map = load_map(W_q, h, K, PART, BK, BF, kind)
-    key_map = load_map(W_k, g, K, PART, BK, BF, kind)
-    columns = first - window + 1 + tl.arange(0, C)
+    query_map = load_map(W_q, h, sizes)
+    key_map = load_map(W_k, g, sizes)
+    columns = first - window + 1 + tl.arange(0, sizes.C)
     # the queries of the document that S is of
     reads = reading(documents, b, length, first, rows)
-    far = tl.zeros([C, C], tl.float32)
-    total = tl.zeros([C], tl.float32)
-    for part in range(PARTS):
-        feature = features_of(fq, query_map, b, h, tokens, count, part, sizes, activate, kind)
-        key = features_transposed(fk, key_map, b, g, columns, length, part, sizes, activate, kind)
-        far = multiply_add(feature, key, far, kind)
+    far = zero_matrix(sizes.C, sizes.C)
+    total = zeros(sizes.C)
+    for part in range(sizes.PARTS):
+        feature = features_of(fq, query_map, b, h, tokens, count, part, sizes, activate)
+        key = features_transposed(fk, key_map, b, g, columns, length, part, sizes, activate)
+        far = multiply_add(feature, key, far, sizes.KIND)
         tl.debug_barrier()  # see `multiply_apart`
         feature = tl.where(reads[:, None], feature, 0.0)
-        places = part_columns(part, F, PART, BF)
-        state = load_matrix(states, place, places, F, value_columns, V)
-        acc = multiply_add(feature, state, acc, kind)
-        z = tl.load(normalisers + place * F + places, mask=places < F, other=0.0)
+        places = part_columns(part, sizes)
+        state = load_matrix(states, place, places, sizes.F, value_columns, sizes.V)
+        acc = multiply_add(feature, state, acc, sizes.KIND)
+        z = tl.load(normalisers + place * sizes.F + places, mask=places < sizes.F, other=0.0)
         total += tl.sum(feature.to(tl.float32) * z[None, :], 1)
     behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
     behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
     far = tl.where(behind, far, 0.0)
     total += tl.sum(far, 1)
-    tile = load_tile(v, b, g, columns, length, value_columns, V)
-    return total, multiply_add(far, tile, acc, kind)
+    tile = load_tile(v, b, g, columns, length, value_columns, sizes.V)
+    return total, multiply_add(far, tile, acc, sizes.KIND)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks"])
@@ -623,35 +579,25 @@ def attend(
     cached,
     window,
     chunks,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    sizes: tl.constexpr,
     SHARED: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    BF: tl.constexpr,
     activate: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """The outputs of one chunk of one query head. For a backward also: near_o and far_o, the
     averages of the two sides, where each has its normaliser; and `statistics` ``[b h 4 t]``, each
     query's c, how far back the highest score lies, and the sums of weights near and before.
     """
-    n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
-    first, queries, count = cached + n * C, n * C + tl.arange(0, C), length - cached
-    rows, at, asking = first + tl.arange(0, C), (b, g, length, first), (fq, W_q, h, queries, count)
-    keys, values = (k, tl.arange(0, BK)), (v, tl.arange(0, BV))
+    n, b, h, g = query_chunk(chunks, sizes)
+    first, count, tokens = cached + n * sizes.C, length - cached, tl.arange(0, sizes.C)
+    queries, rows, at = n * sizes.C + tokens, first + tokens, (b, g, length, first)
+    asking, columns = (fq, W_q, h, queries, count), tl.arange(0, sizes.BV)
+    keys, values = (k, tl.arange(0, sizes.BK)), (v, columns)
 
     # N = Σ e^(s - c) (v ‖ 1) over the window
-    query = load_tile(q, b, h, queries, count, tl.arange(0, BK), K)
+    query = load_tile(q, b, h, queries, count, tl.arange(0, sizes.BK), sizes.K)
     top, back, near_sum, acc = attend_window(
         *(query, keys, values, documents, at, rows, window, scale, softcap),
-        *(K, V, C, BV, SHARED and statistics is not None, KIND),
+        *(sizes, SHARED and statistics is not None),
         log_scale=load_scale(log_scale, b, h, queries, count),
     )
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
@@ -659,14 +605,14 @@ def attend(
         acc *= gamma[:, None]
     else:
         average = acc * reciprocal_or_zero(near_sum)[:, None]
-        store_where_kept(near_o, b, h, queries, count, tl.arange(0, BV), V, average)
-        acc = tl.zeros([C, BV], tl.float32)
+        store_where_kept(near_o, b, h, queries, count, columns, sizes.V, average)
+        acc = zero_matrix(sizes.C, sizes.BV)
 
     # F = φ(q) S + Σ φ(q)·φ(k) (v ‖ 1) over the tokens that S will take up next
-    memory = (states, normalisers, (tl.cast(b, tl.int64) * GROUPS + g) * chunks + n)
+    memory = (states, normalisers, (tl.cast(b, tl.int64) * sizes.GROUPS + g) * chunks + n)
     far_sum, acc = attend_memory(
         *(acc, asking, (fk, W_k), values, memory, documents, at, rows, window),
-        *(V, (K, F, PART, BK, BF), PARTS, C, activate, KIND),
+        *(sizes, activate),
     )
 
     # o = (γ N + F) / its last column, or γ N / N's last column + (1 - γ) F / F's
@@ -674,9 +620,10 @@ def attend(
         acc *= reciprocal_or_zero(gamma * near_sum + far_sum)[:, None]
     else:
         acc *= reciprocal_or_zero(far_sum)[:, None]
-        store_where_kept(far_o, b, h, queries, count, tl.arange(0, BV), V, acc)
+        store_where_kept(far_o, b, h, queries, count, columns, sizes.V, acc)
         acc = gamma[:, None] * average + (1 - gamma)[:, None] * acc
         acc *= reciprocal_or_zero(sides_there(gamma, near_sum, far_sum))[:, None]
-    store_tile(o, b, h, queries, count, tl.arange(0, BV), V, acc)
+    store_tile(o, b, h, queries, count, columns, sizes.V, acc)
     if statistics is not None:
-        store_rows(statistics, 4 * (b * HEADS + h), queries, count, (top, back, near_sum, far_sum))
+        found = (top, back, near_sum, far_sum)
+        store_rows(statistics, 4 * (b * sizes.HEADS + h), queries, count, found)

@@ -22,6 +22,8 @@ from fastweights.kernels.triton.device.tiles import (
     multiply_add,
     store_column,
     store_tile,
+    zero_matrix,
+    zeros,
 )
 from fastweights.kernels.triton.device.windowed import (
     LARGEST,
@@ -151,48 +153,43 @@ def window_query_gradients(
     cached,
     window,
     chunks,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    sizes: tl.constexpr,
     SHARED: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """dq, dγ and da of one chunk of one query head, and its coefficients."""
     ON_SCALE: tl.constexpr = dscale is not None
-    n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
-    tokens = tl.arange(0, C)
-    first, queries, count = cached + n * C, n * C + tokens, length - cached
-    keys, values, sequence, rows = tl.arange(0, BK), tl.arange(0, BV), b * HEADS + h, first + tokens
+    n, b, h, g = query_chunk(chunks, sizes)
+    tokens = tl.arange(0, sizes.C)
+    first, queries, count = cached + n * sizes.C, n * sizes.C + tokens, length - cached
+    keys, values = tl.arange(0, sizes.BK), tl.arange(0, sizes.BV)
+    sequence, rows = b * sizes.HEADS + h, first + tokens
 
-    upstream = load_tile(do, b, h, queries, count, values, V)
+    upstream = load_tile(do, b, h, queries, count, values, sizes.V)
     gamma = load_column(mix, b, h, queries, count).to(tl.float32)
     near_sum = load_row(statistics, 4 * sequence + 2, queries, count)
     far_sum = load_row(statistics, 4 * sequence + 3, queries, count)
     at = (b, h, queries, count, values)
-    found = side_coefficients(upstream, gamma, near_sum, far_sum, o, near_o, far_o, at, V)
+    found = side_coefficients(upstream, gamma, near_sum, far_sum, o, near_o, far_o, at, sizes.V)
     near_scale, near_delta, far_scale, far_delta = found
 
     # N = near (V ‖ 1) with near = e^(s - c):  ds = (dN (V ‖ 1)ᵀ) ⊙ near,  dq = ds K
     top = load_row(statistics, 4 * sequence, queries, count)
-    query = load_tile(q, b, h, queries, count, keys, K)
-    gains, moved = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
-    grad = tl.zeros([C, BK], tl.float32)
-    for row in range(first_key(first, window, C), first + C, C):
+    query = load_tile(q, b, h, queries, count, keys, sizes.K)
+    gains, moved = zeros(sizes.C), zeros(sizes.C)
+    grad = zero_matrix(sizes.C, sizes.BK)
+    for row in range(first_key(first, window, sizes.C), first + sizes.C, sizes.C):
         columns = row + tokens
-        key = load_tile(k, b, g, columns, length, keys, K)
-        scores = scores_of(multiply(query, tl.trans(key), KIND), scale, softcap)
+        key = load_tile(k, b, g, columns, length, keys, sizes.K)
+        scores = scores_of(multiply(query, tl.trans(key), sizes.KIND), scale, softcap)
         near = near_pairs(documents, b, length, rows, columns, window)
         weights = window_weights(scores, near, top[:, None], ON_SCALE)
-        dnear = multiply(upstream, tl.trans(load_tile(v, b, g, columns, length, values, V)), KIND)
+        tile = load_tile(v, b, g, columns, length, values, sizes.V)
+        dnear = multiply(upstream, tl.trans(tile), sizes.KIND)
         gains += tl.sum(weights * dnear, 1)
         dscores = weights * (dnear - near_delta[:, None]) * near_scale[:, None]
         dscores = moving(dscores, scores, top[:, None], ON_SCALE)
         moved += tl.sum(dscores, 1)
-        grad = multiply_add(dscores * bend(scores, softcap), key, grad, KIND)
+        grad = multiply_add(dscores * bend(scores, softcap), key, grad, sizes.KIND)
 
     # dγ = do·(N / n - F / f), or dN·N / γ: 0 where a side is empty; the highest score takes it too
     if SHARED:
@@ -202,12 +199,12 @@ def window_query_gradients(
         else:
             share = gamma * dgamma
             distance = load_row(statistics, 4 * sequence + 1, queries, count).to(tl.int32)
-            key = load_tile(k, b, g, rows - distance, length, keys, K)
+            key = load_tile(k, b, g, rows - distance, length, keys, sizes.K)
             grad -= (share * bend(seen(top), softcap))[:, None] * key.to(tl.float32)
             store_row(coefficients, sequence * COEFFICIENTS + SHARE, queries, count, share)
     else:
         dgamma = tl.where((near_sum == 0) | (far_sum == 0), 0.0, near_delta - far_delta)
-    store_tile(dq, b, h, queries, count, keys, K, grad * scale)
+    store_tile(dq, b, h, queries, count, keys, sizes.K, grad * scale)
     store_column(dmix, b, h, queries, count, dgamma)
     store_rows(coefficients, sequence * COEFFICIENTS, queries, count, found)
 
@@ -226,47 +223,38 @@ def memory_query_gradients(
     cached,
     window,
     chunks,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    C: tl.constexpr,
-    BV: tl.constexpr,
-    BF: tl.constexpr,
-    KIND: tl.constexpr,
+    sizes: tl.constexpr,
 ):
     """dφ(q) of one chunk of one query head."""
-    n, b, h, g = query_chunk(chunks, HEADS, GROUPS)
-    first = cached + n * C
-    tokens = tl.arange(0, C)
+    n, b, h, g = query_chunk(chunks, sizes)
+    first = cached + n * sizes.C
+    tokens = tl.arange(0, sizes.C)
     rows, columns = first + tokens, first - window + 1 + tokens
-    queries = n * C + tokens
+    queries = n * sizes.C + tokens
     count = length - cached
-    values = tl.arange(0, BV)
-    upstream = load_tile(do, b, h, queries, count, values, V)
-    row = (b * HEADS + h) * COEFFICIENTS
+    values = tl.arange(0, sizes.BV)
+    upstream = load_tile(do, b, h, queries, count, values, sizes.V)
+    row = (b * sizes.HEADS + h) * COEFFICIENTS
     far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
     far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
 
     # F = far (V ‖ 1) + φ(q) (S ‖ z) with far = φ(q)·φ(k):  dφ(q) = (dF (V ‖ 1)ᵀ) φ(k) + dF (S ‖ z)ᵀ
     behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
     behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
-    tile = load_tile(v, b, g, columns, length, values, V)
-    dfar = (multiply(upstream, tl.trans(tile), KIND) - far_delta[:, None]) * far_scale[:, None]
-    dfar = tl.where(behind, dfar, 0.0)
+    tile = load_tile(v, b, g, columns, length, values, sizes.V)
+    dfar = multiply(upstream, tl.trans(tile), sizes.KIND) - far_delta[:, None]
+    dfar = tl.where(behind, dfar * far_scale[:, None], 0.0)
     reads = tl.where(reading(documents, b, length, first, rows), far_scale, 0.0)
     upstream = upstream.to(tl.float32) * reads[:, None]
-    place = (tl.cast(b, tl.int64) * GROUPS + g) * chunks + n
-    for part in range(PARTS):
-        places = part_columns(part, F, PART, BF)
-        dphi = multiply(dfar, load_tile(fk, b, g, columns, length, places, F), KIND)
-        state = load_matrix(states, place, places, F, values, V)
-        dphi = multiply_add(upstream, tl.trans(state), dphi, KIND)
-        z = tl.load(normalisers + place * F + places, mask=places < F, other=0.0)
+    place = (tl.cast(b, tl.int64) * sizes.GROUPS + g) * chunks + n
+    for part in range(sizes.PARTS):
+        places = part_columns(part, sizes)
+        dphi = multiply(dfar, load_tile(fk, b, g, columns, length, places, sizes.F), sizes.KIND)
+        state = load_matrix(states, place, places, sizes.F, values, sizes.V)
+        dphi = multiply_add(upstream, tl.trans(state), dphi, sizes.KIND)
+        z = tl.load(normalisers + place * sizes.F + places, mask=places < sizes.F, other=0.0)
         dphi -= (reads * far_delta)[:, None] * z[None, :]
-        store_tile(dfq, b, h, queries, count, places, F, dphi)
+        store_tile(dfq, b, h, queries, count, places, sizes.F, dphi)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "chunks", "per_segment", "segments"])
@@ -286,16 +274,7 @@ def sum_memory_gradients(
     chunks,
     per_segment,
     segments,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    C: tl.constexpr,
-    BV: tl.constexpr,
-    BF: tl.constexpr,
-    KIND: tl.constexpr,
+    sizes: tl.constexpr,
 ):
     """A segment of chunks of one key head, from the last to the first: without `dstates`, what its
     queries leave to the memory before it, to `sums`; with them, the gradients ``[b·g·(chunks+1), F,
@@ -304,52 +283,52 @@ def sum_memory_gradients(
     """
     segment = tl.program_id(0) % segments
     head = tl.program_id(0) // segments
-    b, g = head // GROUPS, head % GROUPS
-    part, block = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    b, g = head // sizes.GROUPS, head % sizes.GROUPS
+    part, block = tl.program_id(1) % sizes.PARTS, tl.program_id(1) // sizes.PARTS
     begin, end = segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)
-    features = part_columns(part, F, PART, BF)
-    columns = block * BV + tl.arange(0, BV)
+    features = part_columns(part, sizes)
+    columns = block * sizes.BV + tl.arange(0, sizes.BV)
     count = length - cached
 
-    D = tl.zeros([BF, BV], tl.float32)
-    d = tl.zeros([BF], tl.float32)
+    D = zero_matrix(sizes.BF, sizes.BV)
+    d = zeros(sizes.BF)
     if dstates is not None:
         # the gradient behind the last token, and what the segments behind this one leave
-        D, d = load_memory(dlast, head, features, F, columns, V)
+        D, d = load_memory(dlast, head, features, sizes, columns)
         if sums is not None:
-            span = (per_segment * C, segment, segments)
+            span = (per_segment * sizes.C, segment, segments)
             left, where = (sums, normaliser_sums, head), (features, columns)
-            D, d = fold_segments(D, d, left, documents, b, length, cached, span, where, F, V, True)
+            D, d = fold_segments(D, d, left, documents, b, length, cached, span, where, sizes, True)
         if end == chunks:
             place = tl.cast(head, tl.int64) * (chunks + 1) + chunks
-            store_apart(dstates, dnormalisers, place, features, F, columns, V, block, D, d)
+            store_apart(dstates, dnormalisers, place, features, sizes, columns, block, D, d)
 
     for step in range(end - begin):
         n = end - 1 - step
-        start = cached + n * C
-        queries = n * C + tl.arange(0, C)
-        D, d = keep_within(D, d, documents, b, length, start, start + C)
+        start = cached + n * sizes.C
+        queries = n * sizes.C + tl.arange(0, sizes.C)
+        D, d = keep_within(D, d, documents, b, length, start, start + sizes.C)
         # dS = φ(q)ᵀ dF of the queries that read S, head by head
         reads = reading(documents, b, length, start, cached + queries)
-        for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
-            row = (b * HEADS + h) * COEFFICIENTS
+        for h in range(g * (sizes.HEADS // sizes.GROUPS), (g + 1) * (sizes.HEADS // sizes.GROUPS)):
+            row = (b * sizes.HEADS + h) * COEFFICIENTS
             far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
             far_scale = tl.where(reads, far_scale, 0.0)
             far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
-            feature = load_tile_transposed(fq, b, h, queries, count, features, F)
-            upstream = load_tile(do, b, h, queries, count, columns, V).to(tl.float32)
-            D = multiply_add(feature, upstream * far_scale[:, None], D, KIND)
+            feature = load_tile_transposed(fq, b, h, queries, count, features, sizes.F)
+            upstream = load_tile(do, b, h, queries, count, columns, sizes.V).to(tl.float32)
+            D = multiply_add(feature, upstream * far_scale[:, None], D, sizes.KIND)
             d -= tl.sum(feature.to(tl.float32) * (far_scale * far_delta)[None, :], 1)
         if dstates is not None:
             place = tl.cast(head, tl.int64) * (chunks + 1) + n
-            store_apart(dstates, dnormalisers, place, features, F, columns, V, block, D, d)
+            store_apart(dstates, dnormalisers, place, features, sizes, columns, block, D, d)
 
     if dstates is None:
         place = tl.program_id(0)
-        store_apart(sums, normaliser_sums, place, features, F, columns, V, block, D, d)
+        store_apart(sums, normaliser_sums, place, features, sizes, columns, block, D, d)
     elif begin == 0:
         D, d = keep_initial(D, d, documents, b, length, cached)
-        store_memory(dmemory, head, features, F, columns, V, block, D, d)
+        store_memory(dmemory, head, features, sizes, columns, block, D, d)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "lowest_tile", "tiles"])
@@ -370,69 +349,60 @@ def memory_key_gradients(
     chunks,
     lowest_tile,
     tiles,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    C: tl.constexpr,
-    BV: tl.constexpr,
-    BF: tl.constexpr,
-    KIND: tl.constexpr,
+    sizes: tl.constexpr,
 ):
     """dφ(k), and what dv is by F, of one tile of one key head: tile n are the keys that S takes up
     between the chunks n and n + 1, and of those it is before that far for some queries of chunk n.
     """
     n = lowest_tile + tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles
-    b, g = head // GROUPS, head % GROUPS
-    tokens = tl.arange(0, C)
-    rows = cached + n * C - window + 1 + tokens
+    b, g = head // sizes.GROUPS, head % sizes.GROUPS
+    tokens = tl.arange(0, sizes.C)
+    rows = cached + n * sizes.C - window + 1 + tokens
     count = length - cached
-    values = tl.arange(0, BV)
-    value = load_tile(v, b, g, rows, length, values, V)
-    dvalue = tl.zeros([C, BV], tl.float32)
+    values = tl.arange(0, sizes.BV)
+    value = load_tile(v, b, g, rows, length, values, sizes.V)
+    dvalue = zero_matrix(sizes.C, sizes.BV)
 
     after = tl.maximum(n + 1, 0)
-    boundary = tl.minimum(cached + after * C, length)
+    boundary = tl.minimum(cached + after * sizes.C, length)
     taken = (rows <= boundary - window) & (after <= chunks)
     if documents is not None:
         taken &= documents_of(documents, b, length, rows, -1) == document_at(
             documents, b, length, boundary
         )
     place = tl.cast(head, tl.int64) * (chunks + 1) + tl.minimum(after, chunks)
-    queries = n * C + tokens
+    queries = n * sizes.C + tokens
     columns = cached + queries
     behind = columns[None, :] - rows[:, None] >= window
     behind = within_documents(behind, documents, b, length, columns[None, :], rows[:, None])
-    first_head = g * (HEADS // GROUPS)
+    first_head = g * (sizes.HEADS // sizes.GROUPS)
     # tiles before the first chunk and behind the last have no queries
-    readers = tl.where((n >= 0) & (n < chunks), HEADS // GROUPS, 0)
-    for part in range(PARTS):
+    readers = tl.where((n >= 0) & (n < chunks), sizes.HEADS // sizes.GROUPS, 0)
+    for part in range(sizes.PARTS):
         # of what S takes up, φ(k)ᵀ (v ‖ 1):  dφ(k) = (v ‖ 1) dSᵀ,  dv = φ(k) dS
-        places = part_columns(part, F, PART, BF)
-        feature = load_tile(fk, b, g, rows, length, places, F)
-        state = load_matrix(dstates, place, places, F, values, V)
-        d = tl.load(dnormalisers + place * F + places, mask=places < F, other=0.0)
-        dphi = multiply(value, tl.trans(state), KIND) + d[None, :]
-        written = multiply_apart(feature, state, KIND)
+        places = part_columns(part, sizes)
+        feature = load_tile(fk, b, g, rows, length, places, sizes.F)
+        state = load_matrix(dstates, place, places, sizes.F, values, sizes.V)
+        d = tl.load(dnormalisers + place * sizes.F + places, mask=places < sizes.F, other=0.0)
+        dphi = multiply(value, tl.trans(state), sizes.KIND) + d[None, :]
+        written = multiply_apart(feature, state, sizes.KIND)
         dphi = tl.where(taken[:, None], dphi, 0.0)
         dvalue += tl.where(taken[:, None], written, 0.0)
         # F = far (v ‖ 1) with far = φ(q)·φ(k):  dφ(k) = dfarᵀ φ(q),  dv = farᵀ dF
         for h in range(first_head, first_head + readers):
-            query = load_tile(fq, b, h, queries, count, places, F)
-            upstream = load_tile(do, b, h, queries, count, values, V)
-            row = (b * HEADS + h) * COEFFICIENTS
+            query = load_tile(fq, b, h, queries, count, places, sizes.F)
+            upstream = load_tile(do, b, h, queries, count, values, sizes.V)
+            row = (b * sizes.HEADS + h) * COEFFICIENTS
             far_scale = load_row(coefficients, row + FAR_SCALE, queries, count)
             far_delta = load_row(coefficients, row + FAR_DELTA, queries, count)
             far_scale = tl.where(behind, far_scale[None, :], 0.0)
-            far = multiply_apart(feature, tl.trans(query), KIND) * far_scale
-            dvalue = multiply_add(far, upstream, dvalue, KIND)
-            dfar = multiply_apart(value, tl.trans(upstream), KIND) - far_delta[None, :]
-            dphi = multiply_add(dfar * far_scale, query, dphi, KIND)
-        store_tile(dfk, b, g, rows, length, places, F, dphi)
-    store_tile(dv, b, g, rows, length, values, V, dvalue)
+            far = multiply_apart(feature, tl.trans(query), sizes.KIND) * far_scale
+            dvalue = multiply_add(far, upstream, dvalue, sizes.KIND)
+            dfar = multiply_apart(value, tl.trans(upstream), sizes.KIND) - far_delta[None, :]
+            dphi = multiply_add(dfar * far_scale, query, dphi, sizes.KIND)
+        store_tile(dfk, b, g, rows, length, places, sizes.F, dphi)
+    store_tile(dv, b, g, rows, length, values, sizes.V, dvalue)
 
 
 @triton.jit(do_not_specialize=["length", "cached", "window", "chunks", "lowest_tile", "tiles"])
@@ -455,56 +425,49 @@ def window_key_gradients(
     chunks,
     lowest_tile,
     tiles,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    sizes: tl.constexpr,
     SHARED: tl.constexpr,
     ON_SCALE: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    KIND: tl.constexpr,
 ):
     """dk and dv of one tile of one key head: of N, and `far_dv` of F."""
     n = lowest_tile + tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles
-    b, g = head // GROUPS, head % GROUPS
-    tokens = tl.arange(0, C)
-    rows = cached + n * C - window + 1 + tokens
+    b, g = head // sizes.GROUPS, head % sizes.GROUPS
+    tokens = tl.arange(0, sizes.C)
+    rows = cached + n * sizes.C - window + 1 + tokens
     count = length - cached
-    keys, values = tl.arange(0, BK), tl.arange(0, BV)
+    keys, values = tl.arange(0, sizes.BK), tl.arange(0, sizes.BV)
     # the chunks with queries in whose windows a key of the tile is, head by head
-    lowest = tl.maximum(n - (window + C - 2) // C, 0)
+    lowest = tl.maximum(n - (window + sizes.C - 2) // sizes.C, 0)
     visits = tl.maximum(tl.minimum(n + 1, chunks) - lowest, 0)
 
     # N = near (v ‖ 1) with near = e^(s - c):  dk = dsᵀ q,  dv = nearᵀ dN
-    key = load_tile(k, b, g, rows, length, keys, K)
-    value = load_tile(v, b, g, rows, length, values, V)
-    dkey = tl.zeros([C, BK], tl.float32)
-    dvalue = load_tile(far_dv, b, g, rows, length, values, V).to(tl.float32)
-    for visit in range(visits * (HEADS // GROUPS)):
-        h = g * (HEADS // GROUPS) + visit // visits
-        queries = (lowest + visit % visits) * C + tokens
+    key = load_tile(k, b, g, rows, length, keys, sizes.K)
+    value = load_tile(v, b, g, rows, length, values, sizes.V)
+    dkey = zero_matrix(sizes.C, sizes.BK)
+    dvalue = load_tile(far_dv, b, g, rows, length, values, sizes.V).to(tl.float32)
+    for visit in range(visits * (sizes.HEADS // sizes.GROUPS)):
+        h = g * (sizes.HEADS // sizes.GROUPS) + visit // visits
+        queries = (lowest + visit % visits) * sizes.C + tokens
         columns = cached + queries
-        query = load_tile(q, b, h, queries, count, keys, K)
-        upstream = load_tile(do, b, h, queries, count, values, V)
-        row = b * HEADS + h
+        query = load_tile(q, b, h, queries, count, keys, sizes.K)
+        upstream = load_tile(do, b, h, queries, count, values, sizes.V)
+        row = b * sizes.HEADS + h
         top = load_row(statistics, 4 * row, queries, count)
         near_scale = load_row(coefficients, row * COEFFICIENTS + NEAR_SCALE, queries, count)
         near_delta = load_row(coefficients, row * COEFFICIENTS + NEAR_DELTA, queries, count)
-        scores = scores_of(multiply(key, tl.trans(query), KIND), scale, softcap)
+        scores = scores_of(multiply(key, tl.trans(query), sizes.KIND), scale, softcap)
         back = columns[None, :] - rows[:, None]
         near = (back >= 0) & (back < window)
         near = within_documents(near, documents, b, length, columns[None, :], rows[:, None])
         weights = window_weights(scores, near, top[None, :], ON_SCALE) * near_scale[None, :]
-        dvalue = multiply_add(weights, upstream, dvalue, KIND)
-        dscores = weights * (multiply(value, tl.trans(upstream), KIND) - near_delta[None, :])
+        dvalue = multiply_add(weights, upstream, dvalue, sizes.KIND)
+        dscores = weights * (multiply(value, tl.trans(upstream), sizes.KIND) - near_delta[None, :])
         dscores = moving(dscores, scores, top[None, :], ON_SCALE)
         if SHARED and not ON_SCALE:
             share = load_row(coefficients, row * COEFFICIENTS + SHARE, queries, count)
             distance = load_row(statistics, 4 * row + 1, queries, count).to(tl.int32)
             dscores -= tl.where(back == distance[None, :], share[None, :], 0.0)
-        dkey = multiply_add(dscores * bend(scores, softcap), query, dkey, KIND)
-    store_tile(dk, b, g, rows, length, keys, K, dkey * scale)
-    store_tile(dv, b, g, rows, length, values, V, dvalue)
+        dkey = multiply_add(dscores * bend(scores, softcap), query, dkey, sizes.KIND)
+    store_tile(dk, b, g, rows, length, keys, sizes.K, dkey * scale)
+    store_tile(dv, b, g, rows, length, values, sizes.V, dvalue)

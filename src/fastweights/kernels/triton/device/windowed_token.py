@@ -68,13 +68,11 @@ def follow(cache, own, following, head, b, g, cached, gone, rows, columns, width
 @triton.jit
 def map_vector(x, W, head, part, sizes: tl.constexpr, activate: tl.constexpr):
     """A part of φ of x [BK]: [BF]. `sizes`: K, F, PART, BK, BF."""
-    K: tl.constexpr = sizes[0]
-    PART: tl.constexpr = sizes[2]
-    BK: tl.constexpr = sizes[3]
-    BF: tl.constexpr = sizes[4]
-    map = load_matrix(W, head, tl.arange(0, BF), PART, tl.arange(0, BK), K).to(tl.float32)
+    map = load_matrix(
+        W, head, tl.arange(0, sizes.BF), sizes.PART, tl.arange(0, sizes.BK), sizes.K
+    ).to(tl.float32)
     products = tl.sum(map * x[None, :], 1) * (1 - 2 * part)
-    return activate(products, tl.arange(0, BF) < PART, 0)
+    return activate(products, tl.arange(0, sizes.BF) < sizes.PART, 0)
 
 
 @triton.jit
@@ -101,31 +99,17 @@ def leaving_features(oldest, at, part, sizes: tl.constexpr, activate: tl.constex
     """
     keys, features, k, fk, W, leaves = oldest
     head, b, g, cached = at
-    K: tl.constexpr = sizes[0]
-    F: tl.constexpr = sizes[1]
-    PART: tl.constexpr = sizes[2]
-    BK: tl.constexpr = sizes[3]
-    BF: tl.constexpr = sizes[4]
     if W is None:
-        found = load_oldest(features, fk, head, b, g, cached, part_columns(part, F, PART, BF), F)
+        columns = part_columns(part, sizes)
+        found = load_oldest(features, fk, head, b, g, cached, columns, sizes.F)
     else:
-        key = load_oldest(keys, k, head, b, g, cached, tl.arange(0, BK), K)
+        key = load_oldest(keys, k, head, b, g, cached, tl.arange(0, sizes.BK), sizes.K)
         found = map_vector(key, W, g, part, sizes, activate)
     return tl.where(leaves, found, 0.0)
 
 
 @triton.jit
-def attend_cache(
-    asking,
-    keys,
-    values,
-    ages,
-    at,
-    limits,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    N: tl.constexpr,
-):
+def attend_cache(asking, keys, values, ages, at, limits, sizes: tl.constexpr):
     """N = Σ e^(s - c) (v ‖ 1) over the window: (its last column [1], the others [BV]).
 
     `asking`: the streams of queries and of c, None for the highest score, and the query head;
@@ -137,13 +121,13 @@ def attend_cache(
     cached_keys, k, key_columns = keys
     cached_values, v, value_columns = values
     head, b, g, cached = at
-    query = load_token(q, b, h, key_columns, K).to(tl.float32)
+    query = load_token(q, b, h, key_columns, sizes.K).to(tl.float32)
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros(value_columns.shape, tl.float32)
-    for row in range(0, cached + 1, N):
-        rows = row + tl.arange(0, N)
-        tile = load_tokens(cached_keys, k, head, b, g, cached, rows, key_columns, K)
+    for row in range(0, cached + 1, sizes.C):
+        rows = row + tl.arange(0, sizes.C)
+        tile = load_tokens(cached_keys, k, head, b, g, cached, rows, key_columns, sizes.K)
         scores = scores_of(tl.sum(tile * query[None, :], 1), scale, softcap)
         age = tl.load(ages + rows, mask=rows < cached, other=0)
         seen = (rows <= cached) & (age < window)
@@ -158,7 +142,7 @@ def attend_cache(
             weights, fade = tl.exp2(scores - anchor), tl.exp2(top - anchor)
             total, acc, top = total * fade, acc * fade, highest
         total += tl.sum(weights, 0)
-        tile = load_tokens(cached_values, v, head, b, g, cached, rows, value_columns, V)
+        tile = load_tokens(cached_values, v, head, b, g, cached, rows, value_columns, sizes.V)
         acc += tl.sum(tile * weights[:, None], 0)
     return total, acc
 
@@ -170,8 +154,6 @@ def read_memory(
     leaving,
     at,
     sizes: tl.constexpr,
-    PARTS: tl.constexpr,
-    V: tl.constexpr,
     activate: tl.constexpr,
 ):
     """F = φ(q) S, without a window φ(q) S': (its last column [1], the others [BV]).
@@ -183,22 +165,19 @@ def read_memory(
     states, columns = memory
     oldest, leaving_value, reads_leaving = leaving
     head, b, g, cached = at
-    K: tl.constexpr = sizes[0]
-    F: tl.constexpr = sizes[1]
-    PART: tl.constexpr = sizes[2]
-    BK: tl.constexpr = sizes[3]
-    BF: tl.constexpr = sizes[4]
     total = tl.zeros([1], tl.float32)
     acc = tl.zeros(columns.shape, tl.float32)
-    for part in range(PARTS):
-        places = part_columns(part, F, PART, BF)
+    for part in range(sizes.PARTS):
+        places = part_columns(part, sizes)
         if W_q is None:
-            feature = load_token(fq, b, h, places, F).to(tl.float32)
+            feature = load_token(fq, b, h, places, sizes.F).to(tl.float32)
         else:
-            source = load_token(fq, b, h, tl.arange(0, BK), K).to(tl.float32)
+            source = load_token(fq, b, h, tl.arange(0, sizes.BK), sizes.K).to(tl.float32)
             feature = map_vector(source, W_q, h, part, sizes, activate)
-        S = load_matrix(states, head, places, F, columns, V + 1)
-        z = load_matrix(states, head, places, F, V + tl.zeros([1], tl.int32), V + 1)
+        S = load_matrix(states, head, places, sizes.F, columns, sizes.V + 1)
+        z = load_matrix(
+            states, head, places, sizes.F, sizes.V + tl.zeros([1], tl.int32), sizes.V + 1
+        )
         acc += tl.sum(S * feature[:, None], 0)
         total += tl.sum(z * feature[:, None], 0)
         if reads_leaving:
@@ -247,58 +226,52 @@ def step(
     softcap,
     cached,
     window,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    sizes: tl.constexpr,
     SHARED: tl.constexpr,
     FORGOTTEN: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    F: tl.constexpr,
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,
-    N: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    BF: tl.constexpr,
     activate: tl.constexpr,
 ):
     """A block of columns of one key head: of the caches, of the memory, and of the outputs of the
     query heads that it serves. Features are given and cached, or made of q and k by W.
     """
     head, block = tl.program_id(0), tl.program_id(1)
-    b, g = head // GROUPS, head % GROUPS
-    keys, values = tl.arange(0, BK), block * BV + tl.arange(0, BV)
+    b, g = head // sizes.GROUPS, head % sizes.GROUPS
+    keys, values = tl.arange(0, sizes.BK), block * sizes.BV + tl.arange(0, sizes.BV)
     at, limits = (head, b, g, cached), (window, scale, softcap)
-    sizes: tl.constexpr = (K, F, PART, BK, BF)
 
     # the cache grows until the window is full; then its oldest token goes into the memory
     gone = tl.where(cached + 1 >= window, 1, 0)
     ages = cached_age + tl.cast(b, tl.int64) * cached
     next_ages = next_age + tl.cast(b, tl.int64) * (cached + 1 - gone)
-    for row in range(0, cached + 1, N):
-        rows = row + tl.arange(0, N)
-        follow(cached_keys, k, next_keys, head, b, g, cached, gone, rows, values, K)
-        follow(cached_values, v, next_values, head, b, g, cached, gone, rows, values, V)
+    for row in range(0, cached + 1, sizes.C):
+        rows = row + tl.arange(0, sizes.C)
+        follow(cached_keys, k, next_keys, head, b, g, cached, gone, rows, values, sizes.K)
+        follow(cached_values, v, next_values, head, b, g, cached, gone, rows, values, sizes.V)
         if W_k is None:
-            follow(cached_features, fk, next_features, head, b, g, cached, gone, rows, values, F)
+            follow(
+                cached_features, fk, next_features, head, b, g, cached, gone, rows, values, sizes.F
+            )
         if (block == 0) & (g == 0):
             age_by_one(ages, next_ages, cached, gone, rows, FORGOTTEN)
 
     # S' = S + φ(k)ᵀ (v ‖ 1) of the oldest token, if it leaves the window
-    leaving_value = load_oldest(cached_values, v, head, b, g, cached, values, V)
+    leaving_value = load_oldest(cached_values, v, head, b, g, cached, values, sizes.V)
     oldest = (cached_keys, cached_features, k, fk, W_k, leaves_window(ages, cached, window))
-    for part in range(PARTS):
-        places = part_columns(part, F, PART, BF)
+    for part in range(sizes.PARTS):
+        places = part_columns(part, sizes)
         leaving = leaving_features(oldest, at, part, sizes, activate)
-        S, z = load_memory(memory, head, places, F, values, V)
+        S, z = load_memory(memory, head, places, sizes, values)
         S += leaving[:, None] * leaving_value[None, :]
-        store_memory(next_memory, head, places, F, values, V, block, S, z + leaving)
+        store_memory(next_memory, head, places, sizes, values, block, S, z + leaving)
 
+    inside = tl.where(values < sizes.V, values, sizes.V + 1)
     near_keys, near_values = (cached_keys, k, keys), (cached_values, v, values)
-    past, read = (memory, tl.where(values < V, values, V + 1)), (oldest, leaving_value, window == 0)
-    for h in range(g * (HEADS // GROUPS), (g + 1) * (HEADS // GROUPS)):
+    past, read = (memory, inside), (oldest, leaving_value, window == 0)
+    for h in range(g * (sizes.HEADS // sizes.GROUPS), (g + 1) * (sizes.HEADS // sizes.GROUPS)):
         asked = (q, log_scale, h)
-        near_sum, near = attend_cache(asked, near_keys, near_values, ages, at, limits, K, V, N)
-        far_sum, far = read_memory((fq, W_q, h), past, read, at, sizes, PARTS, V, activate)
+        near_sum, near = attend_cache(asked, near_keys, near_values, ages, at, limits, sizes)
+        far_sum, far = read_memory((fq, W_q, h), past, read, at, sizes, activate)
         result = join_sides(near_sum, near, far_sum, far, load_number(mix, b, h), SHARED)
-        tl.store(rows_of(o, b, h) + values, result.to(o.data.dtype.element_ty), mask=values < V)
+        tl.store(
+            rows_of(o, b, h) + values, result.to(o.data.dtype.element_ty), mask=values < sizes.V
+        )
