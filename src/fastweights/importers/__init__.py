@@ -8,20 +8,17 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from fastweights.importers.bamba import bamba
+from fastweights.importers.bamba import bamba, falcon_h1, granitemoehybrid
 from fastweights.importers.export import export_model
-from fastweights.importers.falcon_h1 import falcon_h1
 from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
 from fastweights.importers.fla_deltas import comba, deltaproduct, mom
 from fastweights.importers.gemma3 import gemma3_text
-from fastweights.importers.granitemoehybrid import granitemoehybrid
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear
 from fastweights.importers.lfm2 import lfm2, lfm2_moe
 from fastweights.importers.llama import llama, mistral, qwen2, qwen3
 from fastweights.importers.loglinear import log_linear_mamba2
-from fastweights.importers.mamba import falcon_mamba, mamba
-from fastweights.importers.mamba2 import mamba2
+from fastweights.importers.mamba import falcon_mamba, mamba, mamba2
 from fastweights.importers.metala import metala
 from fastweights.importers.minimax import minimax
 from fastweights.importers.nemotron_h import nemotron_h

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fastweights.importers.plan import Table, TensorSource
+from fastweights.importers.plan import LayerPlan, Table, TensorSource
 from fastweights.importers.source import CheckpointSource
 
 GATED = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
 PLAIN = {"W_1": "up_proj", "W_2": "down_proj"}
-LIKE_MIXTRAL = {
-    r"\.mlp\.": ".block_sparse_moe.",
-    **{
-        rf"(\.experts\.\d+)\.{ours}_proj\.": rf"\1.w{theirs}."
-        for ours, theirs in {"gate": 1, "up": 3, "down": 2}.items()
-    },
+NUMBERED = {
+    rf"(\.experts\.\d+)\.{ours}_proj\.": rf"\1.w{theirs}."
+    for ours, theirs in {"gate": 1, "up": 3, "down": 2}.items()
 }
+LIKE_MIXTRAL = {r"\.mlp\.": ".block_sparse_moe.", **NUMBERED}
 """Parts of the names of experts one by one → those of published files after Mixtral's."""
+GROUPED = {
+    "chosen": "num_experts_per_tok",
+    "normalized": "norm_topk_prob",
+    "groups": "n_group",
+    "chosen_groups": "topk_group",
+    "scale": "routed_scaling_factor",
+}
+"""Fields of `Routing` → what families after DeepSeek-V3 call them."""
+
+
+def mlps_of_layers(
+    source: CheckpointSource,
+    sparse: Sequence[bool],
+    dense: Table,
+    experts: Callable[[CheckpointSource], LayerPlan],
+) -> list[LayerPlan]:
+    """The MLPs of layers, some of which may be experts.
+
+    Args:
+        source: The checkpoint.
+        sparse: Which of the layers.
+        dense: The weights of the others' MLP.
+        experts: Maps those of experts, if there are any.
+    """
+    width = source.settings.get("intermediate_size", None)
+    kinds: dict[bool, LayerPlan] = {False: ({"name": "gated", "width": width}, dense)}
+    if any(sparse):
+        kinds[True] = experts(source)
+    return [kinds[one] for one in sparse]
 
 
 def experts(

@@ -5,6 +5,7 @@ DeltaNet, KDA, MesaNet and HGRN2.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -15,30 +16,23 @@ from fastweights.importers.plan import (
     ConstantTensor,
     Convert,
     ImportPlan,
+    LayerPlan,
     Table,
     TensorSource,
     glu_mlp,
     linear,
+    outer,
+    plan_layers,
     shortest_period,
-    stack_layers,
     taps,
 )
 from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.layers import upcast
-from fastweights.models import FastWeightsConfig
 
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("model.embeddings.weight"),
-    "model.norm.weight": TensorSource("model.norm.weight"),
-    "lm_head.weight": TensorSource("lm_head.weight"),
-}
 FLOOR = 1e-6
 """Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
 ROUTED_FLOOR = 1e-9
 """What Raven's router adds to the sum of the slots that it chooses."""
-
-LayerPlan = tuple[dict[str, Any], Table]
-"""An entry of `mixers`, and its weights."""
 
 
 def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan]) -> ImportPlan:
@@ -51,23 +45,16 @@ def plan_stack(source: CheckpointSource, layer: Callable[[Settings], LayerPlan])
         _attention(hybrid) if i in hybrid["layers"] else recurrent
         for i in range(settings["num_hidden_layers"])
     ]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=len(layers),
-        mixers=shortest_period([mixer for mixer, _ in layers]),
+    block = {"mixer_norm.weight": "attn_norm.weight", "mlp_norm.weight": "mlp_norm.weight"}
+    return plan_layers(
+        source,
+        layers,
+        {**block, **glu_mlp()},
+        around=outer("model.embeddings"),
         norm_eps=settings["norm_eps"],
         intermediate_size=settings["intermediate_size"]
         or swiglu_width(settings["hidden_size"], settings["hidden_ratio"] or 4),
-        embedding_scale=1.0,
     )
-    block = {
-        "mixer_norm.weight": "attn_norm.weight",
-        "mlp_norm.weight": "mlp_norm.weight",
-        **glu_mlp(),
-    }
-    tables = [{**block, **table} for _, table in layers]
-    return ImportPlan(config, {**OUTER, **stack_layers(config, "model.layers", tables)})
 
 
 def of_layers(
@@ -333,7 +320,7 @@ def hgrn2(source: CheckpointSource) -> ImportPlan:
         for i, mixer in enumerate(plan.config.layer_mixers)
         if "lower_bound" in mixer
     }
-    return ImportPlan(plan.config, {**plan.tensors, **bounds}, ignored=("model.lower_bounds",))
+    return replace(plan, tensors={**plan.tensors, **bounds}, ignored=("model.lower_bounds",))
 
 
 def _hgrn2_layer(settings: Settings) -> LayerPlan:

@@ -11,19 +11,12 @@ from fastweights.importers.plan import (
     TensorSource,
     glu_mlp,
     one_plus,
-    rename_missing,
+    outer,
+    plan_layers,
     scaled,
-    shortest_period,
-    stack_layers,
 )
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.models import FastWeightsConfig
 
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
-    "model.norm.weight": TensorSource("model.norm.weight", one_plus),
-    "lm_head.weight": TensorSource("lm_head.weight"),
-}
 NORMS: Table = {
     "mixer_norm.weight": "input_layernorm.weight",
     "mixer_norm_behind.weight": "post_attention_layernorm.weight",
@@ -44,12 +37,16 @@ def gemma3_text(source: CheckpointSource) -> ImportPlan:
     settings = source.settings
     settings.require("attn_logit_softcapping", None)
     settings.require("use_bidirectional_attention", None, False)
-    biased = "qkvo" if settings["attention_bias"] else ""
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=settings["num_hidden_layers"],
-        mixers=shortest_period([_attention(settings, kind) for kind in settings["layer_types"]]),
+    weights = projections("qkvo" if settings["attention_bias"] else "")
+    norms = {ours: TensorSource(str(theirs), one_plus) for ours, theirs in NORMS.items()}
+    scale = (settings["head_dim"] / settings["query_pre_attn_scalar"]) ** 0.5
+    return plan_layers(
+        source,
+        [(_attention(settings, kind), weights) for kind in settings["layer_types"]],
+        {**scaled(norms, {"mixer.norm_q.weight": scale}), **glu_mlp()},
+        around=outer(convert=one_plus),
+        published=(IN_MEMORY, PUBLISHED),
+        ignored=("*vision_tower.*", "*multi_modal_projector.*"),
         norm_eps=settings["rms_norm_eps"],
         sandwich_norms=True,
         hidden_act=settings["hidden_activation"],
@@ -57,17 +54,6 @@ def gemma3_text(source: CheckpointSource) -> ImportPlan:
         embedding_scale=settings["hidden_size"] ** 0.5,
         logit_cap=settings["final_logit_softcapping"],
     )
-    norms = {ours: TensorSource(str(theirs), one_plus) for ours, theirs in NORMS.items()}
-    scale = (settings["head_dim"] / settings["query_pre_attn_scalar"]) ** 0.5
-    layer = {
-        **scaled(norms, {"mixer.norm_q.weight": scale}),
-        **projections(biased),
-        **glu_mlp(),
-    }
-    tensors = {**OUTER, **stack_layers(config, "model.layers", [layer])}
-    for names in (IN_MEMORY, PUBLISHED):
-        tensors = rename_missing(tensors, source.names, names)
-    return ImportPlan(config, tensors, ignored=("*vision_tower.*", "*multi_modal_projector.*"))
 
 
 def _attention(settings: Settings, kind: str) -> dict[str, Any]:

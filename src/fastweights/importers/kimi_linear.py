@@ -8,30 +8,22 @@ import torch
 from torch import Tensor
 
 from fastweights.importers.attention import rope
-from fastweights.importers.experts import LIKE_MIXTRAL, experts
+from fastweights.importers.experts import LIKE_MIXTRAL, experts, mlps_of_layers
 from fastweights.importers.plan import (
+    NORMS,
     ConstantTensor,
     Convert,
     ImportPlan,
+    LayerPlan,
     Table,
     TensorSource,
     convolutions,
     glu_mlp,
-    rename_missing,
+    plan_layers,
     rows,
-    shortest_period,
-    stack_layers,
 )
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.models import FastWeightsConfig
 
-LayerPlan = tuple[dict[str, Any], Table]
-"""An entry of `mixers`, and its weights."""
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
-    "model.norm.weight": TensorSource("model.norm.weight"),
-    "lm_head.weight": TensorSource("lm_head.weight"),
-}
 PUBLISHED_KIMI = {r"\.forget_gate\.": ".", **LIKE_MIXTRAL}
 PUBLISHED_LING = {
     r"\.embed_tokens\.": ".word_embeddings.",
@@ -95,38 +87,22 @@ def _plan(
     settings.require("hidden_act", "silu")
     layers = [kinds[kind] for kind in settings["layer_types"]]
     sparse = [kind == "sparse" for kind in settings["mlp_layer_types"]]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=len(layers),
-        mixers=shortest_period([mixer for mixer, _ in layers]),
-        norm_eps=settings["rms_norm_eps"],
-        intermediate_size=settings["intermediate_size"],
-        mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
-        embedding_scale=1.0,
-    )
-    block: Table = {
-        "mixer_norm.weight": "input_layernorm.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
-    }
-    mlps = {False: glu_mlp(), True: _experts(source) if any(sparse) else {}}
-    tables = [
-        {**block, **mlps[one], **table} for (_, table), one in zip(layers, sparse, strict=True)
-    ]
-    tensors = {**OUTER, **stack_layers(config, "model.layers", tables)}
-    return ImportPlan(
-        config,
-        rename_missing(tensors, source.names, published),
+    return plan_layers(
+        source,
+        layers,
+        NORMS,
+        mlps=mlps_of_layers(source, sparse, glu_mlp(), _experts),
+        published=[published],
         ignored=(f"model.layers.{len(layers)}.*",),
+        **settings.decoder,
     )
 
 
-def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
-    if not sparse:
-        return {"name": "gated", "width": settings["intermediate_size"]}
-    width = settings["moe_intermediate_size"]
+def _experts(source: CheckpointSource) -> LayerPlan:
+    settings = source.settings
+    count, width = settings["num_experts"], settings["moe_intermediate_size"]
     routing = {
-        "count": settings["num_experts"],
+        "count": count,
         "chosen": settings["num_experts_per_token"],
         "sigmoid": True,
         "normalized": settings["moe_renormalize"],
@@ -135,18 +111,8 @@ def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
         "chosen_groups": settings["topk_group"],
         "scale": float(settings["routed_scaling_factor"]),
     }
-    return {
-        "name": "experts",
-        "width": width,
-        "routing": routing,
-        "shared": width * settings["num_shared_experts"],
-    }
-
-
-def _experts(source: CheckpointSource) -> Table:
-    settings = source.settings
-    count, width = settings["num_experts"], settings["moe_intermediate_size"]
-    return {
+    shared = width * settings["num_shared_experts"]
+    return {"name": "experts", "width": width, "routing": routing, "shared": shared}, {
         "mlp.router.W.weight": "mlp.gate.weight",
         "mlp.router.bias": "mlp.gate.e_score_correction_bias",
         **experts(source, "mlp.experts", count, width),

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastweights.importers.attention import HEAD_NORMS, attention, projections
-from fastweights.importers.plan import (
-    ImportPlan,
-    TensorSource,
-    glu_mlp,
-    shortest_period,
-    stack_layers,
-)
+from fastweights.importers.plan import NORMS, ImportPlan, glu_mlp, plan_layers
 from fastweights.importers.source import CheckpointSource
-from fastweights.models import FastWeightsConfig
-
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
-    "model.norm.weight": TensorSource("model.norm.weight"),
-    "lm_head.weight": TensorSource("lm_head.weight"),
-}
 
 
 def llama(source: CheckpointSource) -> ImportPlan:
@@ -60,29 +47,13 @@ def _plan(
 ) -> ImportPlan:
     settings = source.settings
     mlp_bias = settings.get("mlp_bias", False)
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[
-            {**attention(settings, w), "bias": bool(biased), "qk_norm": qk_norm}
-            for w in shortest_period(windows)
-        ],
-        norm_eps=settings["rms_norm_eps"],
-        hidden_act=settings["hidden_act"],
-        intermediate_size=settings["intermediate_size"],
-        mlp_bias=mlp_bias,
-        embedding_scale=1.0,
-    )
-    layer = {
-        "mixer_norm.weight": "input_layernorm.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
-        **projections(biased),
-        **(HEAD_NORMS if qk_norm else {}),
-        **glu_mlp(bias=mlp_bias),
-    }
-    return ImportPlan(
-        config,
-        {**OUTER, **stack_layers(config, "model.layers", [layer])},
+    fields, weights = {"bias": bool(biased), "qk_norm": qk_norm}, projections(biased)
+    softmax = [({**attention(settings, window), **fields}, weights) for window in windows]
+    return plan_layers(
+        source,
+        [softmax[i % len(softmax)] for i in range(settings["num_hidden_layers"])],
+        {**NORMS, **(HEAD_NORMS if qk_norm else {}), **glu_mlp(bias=mlp_bias)},
         ignored=("*.rotary_emb.inv_freq",),
+        **settings.decoder,
+        mlp_bias=mlp_bias,
     )

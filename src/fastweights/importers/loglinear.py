@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 from fastweights.importers.fla import swiglu_width
-from fastweights.importers.mamba import OUTER
+from fastweights.importers.mamba import MAMBA2, OUTER, UNLIMITED, mamba2_weights
 from fastweights.importers.plan import (
-    ConstantTensor,
     ImportPlan,
-    Table,
+    LayerPlan,
     TensorSource,
     glu_mlp,
+    plan_layers,
     rows,
-    stack_layers,
-    taps,
 )
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.models import FastWeightsConfig
+
+LEVELS = 15
+"""Its models have as many, for 2^14 tokens."""
 
 
 def log_linear_mamba2(source: CheckpointSource) -> ImportPlan:
@@ -27,60 +25,27 @@ def log_linear_mamba2(source: CheckpointSource) -> ImportPlan:
         settings.require(name, False)
     settings.require("rmsnorm", True)
     settings.require("hidden_act", "silu", "swish")
-    settings.require("dt_limit", [0.0, math.inf], (0.0, math.inf))
+    settings.require("dt_limit", *UNLIMITED)
     settings.require("attnres_block_size", None)
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[
-            {
-                "name": "loglinear_mamba2",
-                "heads": settings["num_heads"],
-                "state": settings["state_size"],
-                "expand": settings["expand"],
-                "conv": settings["conv_kernel"],
-                "groups": settings["n_groups"],
-                "levels": LEVELS,
-                "eps": settings["norm_eps"],
-            }
-        ],
+    block = {"mixer_norm.weight": "mixer_norm.weight", "mlp_norm.weight": "mlp_norm.weight"}
+    return plan_layers(
+        source,
+        [_layer(settings)] * settings["num_hidden_layers"],
+        {**block, **glu_mlp()},
+        around=OUTER,
+        theirs="backbone.layers",
         norm_eps=settings["norm_eps"],
         intermediate_size=swiglu_width(settings["hidden_size"], 4),
-        embedding_scale=1.0,
-    )
-    return ImportPlan(
-        config, {**OUTER, **stack_layers(config, "backbone.layers", [_layer(settings)])}
     )
 
 
-LEVELS = 15
-"""Its models have as many, for 2^14 tokens."""
-
-
-def _layer(settings: Settings) -> Table:
-    """Z, (x, B, C), Δ and λ of all heads are rows of one matrix, in this order."""
-    heads, width = settings["num_heads"], settings["expand"] * settings["hidden_size"]
-    gated = 2 * width + 2 * settings["n_groups"] * settings["state_size"]
-    bounds = [0, width, gated, gated + heads, gated + heads * (1 + LEVELS)]
-    ours = ("W_z", "W_xBC", "W_Delta", "level_weights.W")
-    parts = zip(ours, bounds[:-1], bounds[1:], strict=True)
-    return {
-        "mixer_norm.weight": "mixer_norm.weight",
-        "mlp_norm.weight": "mlp_norm.weight",
-        **glu_mlp(),
-        **{
-            f"mixer.{name}.weight": TensorSource("mixer.in_proj.weight", rows(start, stop))
-            for name, start, stop in parts
-        },
-        "mixer.W_Delta.bias": "mixer.dt_bias",
+def _layer(settings: Settings) -> LayerPlan:
+    """Behind those of Mamba-2, λ of all heads are rows of the one matrix."""
+    d, biased = settings["hidden_size"], settings["use_conv_bias"]
+    mixer = {"name": "loglinear_mamba2", **settings.pick(MAMBA2), "eps": settings["norm_eps"]}
+    levels = rows(-mixer["heads"] * LEVELS)
+    return {**mixer, "levels": LEVELS}, {
+        **mamba2_weights(mixer, d, "mixer", conv_bias=biased),
+        "mixer.level_weights.W.weight": TensorSource("mixer.in_proj.weight", levels),
         "mixer.level_weights.scale": "mixer.L",
-        "mixer.conv.weight": TensorSource("mixer.conv1d.weight", taps),
-        "mixer.conv_bias": "mixer.conv1d.bias"
-        if settings["use_conv_bias"]
-        else ConstantTensor(0.0),
-        "mixer.log_a": "mixer.A_log",
-        "mixer.D": "mixer.D",
-        "mixer.w_norm": "mixer.norm.weight",
-        "mixer.W_o.weight": "mixer.out_proj.weight",
     }

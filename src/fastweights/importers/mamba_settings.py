@@ -4,9 +4,12 @@ in it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from fastweights.importers.mamba import HYBRID_MAMBA, HYBRID_MAMBA2, MAMBA, MAMBA2
 from fastweights.importers.nemotron_h import CHANNELS
+from fastweights.importers.nemotron_h import MAMBA2 as NEMOTRON_MAMBA2
 from fastweights.importers.shared_settings import (
     Fields,
     attention,
@@ -20,6 +23,7 @@ from fastweights.importers.shared_settings import (
     parts,
     rope_parameters,
 )
+from fastweights.importers.zamba import MAMBA2 as ZAMBA_MAMBA2
 from fastweights.layers import Experts
 from fastweights.mixers import Mamba, Mamba2, SoftmaxAttention
 from fastweights.mixers.shared import SharedBlock
@@ -29,17 +33,44 @@ TINY = 1e-30
 """A limit of Δ that is none, whose logarithm transformers takes."""
 
 
-def mamba(model: FastWeightsForCausalLM) -> Fields:
+def _mamba(model: FastWeightsForCausalLM, names: Mapping[str, str]) -> Fields:
+    """The arguments of Mamba by their names there."""
     mixer = first(model, Mamba)
+    found = {
+        "state": mixer.log_A.shape[1],
+        "expand": mixer.W_u.out_features // mixer.d,
+        "conv": mixer.conv.size,
+        "rank": mixer.W_Delta_1.out_features,
+    }
+    return {theirs: found[ours] for ours, theirs in names.items()}
+
+
+def _mamba2(model: FastWeightsForCausalLM, names: Mapping[str, str], width: str = "") -> Fields:
+    """The arguments of Mamba-2, and the width of its heads, by their names there."""
+    mixer = first(model, Mamba2)
+    channels = mixer.W_z.out_features
+    found = {
+        "heads": mixer.heads,
+        "state": mixer.split[1] // mixer.groups,
+        "expand": channels // mixer.d,
+        "conv": mixer.conv.size,
+        "groups": mixer.groups,
+    }
+    widths = {width: channels // mixer.heads} if width else {}
+    return {theirs: found[ours] for ours, theirs in names.items()} | widths
+
+
+def _stack(model: FastWeightsForCausalLM) -> Fields:
+    """How models of such layers alone state the others."""
     return {
         **common(model),
         "num_hidden_layers": model.config.num_hidden_layers,
         "layer_norm_epsilon": model.config.norm_eps,
-        "state_size": mixer.log_A.shape[1],
-        "expand": mixer.W_u.out_features // mixer.d,
-        "conv_kernel": mixer.conv.size,
-        "time_step_rank": mixer.W_Delta_1.out_features,
     }
+
+
+def mamba(model: FastWeightsForCausalLM) -> Fields:
+    return {**_stack(model), **_mamba(model, MAMBA)}
 
 
 def falcon_mamba(model: FastWeightsForCausalLM) -> Fields:
@@ -47,33 +78,12 @@ def falcon_mamba(model: FastWeightsForCausalLM) -> Fields:
 
 
 def mamba2(model: FastWeightsForCausalLM) -> Fields:
-    mixer = first(model, Mamba2)
-    width = mixer.W_z.out_features
-    return {
-        **common(model),
-        "num_hidden_layers": model.config.num_hidden_layers,
-        "layer_norm_epsilon": model.config.norm_eps,
-        "num_heads": mixer.heads,
-        "head_dim": width // mixer.heads,
-        "state_size": mixer.split[1] // mixer.groups,
-        "expand": width // mixer.d,
-        "conv_kernel": mixer.conv.size,
-        "n_groups": mixer.groups,
-    }
+    return {**_stack(model), **_mamba2(model, MAMBA2, "head_dim")}
 
 
 def _hybrid_mamba2(model: FastWeightsForCausalLM) -> Fields:
     """How Bamba and its descendants state Mamba-2."""
-    mixer = first(model, Mamba2)
-    width = mixer.W_z.out_features
-    return {
-        "mamba_n_heads": mixer.heads,
-        "mamba_d_head": width // mixer.heads,
-        "mamba_d_state": mixer.split[1] // mixer.groups,
-        "mamba_expand": width // mixer.d,
-        "mamba_d_conv": mixer.conv.size,
-        "mamba_n_groups": mixer.groups,
-    }
+    return _mamba2(model, HYBRID_MAMBA2, "mamba_d_head")
 
 
 def bamba(model: FastWeightsForCausalLM) -> Fields:
@@ -132,7 +142,7 @@ def falcon_h1(model: FastWeightsForCausalLM) -> Fields:
 
 
 def nemotron_h(model: FastWeightsForCausalLM) -> Fields:
-    mamba, kinds = first(model, Mamba2), []
+    kinds: list[str] = []
     for kind, block in zip(layer_types(model), model.model.layers, strict=True):
         channels = CHANNELS[isinstance(block.mlp, Experts)]
         kinds += [kind] if block.mlp is None else [kind, channels]
@@ -147,11 +157,7 @@ def nemotron_h(model: FastWeightsForCausalLM) -> Fields:
         "layers_block_type": kinds,
         "layer_norm_epsilon": model.config.norm_eps,
         "mlp_hidden_act": model.config.hidden_act,
-        "mamba_num_heads": mamba.heads,
-        "mamba_head_dim": mamba.W_z.out_features // mamba.heads,
-        "ssm_state_size": mamba.split[1] // mamba.groups,
-        "conv_kernel": mamba.conv.size,
-        "n_groups": mamba.groups,
+        **_mamba2(model, NEMOTRON_MAMBA2, "mamba_head_dim"),
         "time_step_min": TINY,
     }
 
@@ -169,7 +175,7 @@ def _nemotron_experts(model: FastWeightsForCausalLM) -> Fields:
 
 
 def jamba(model: FastWeightsForCausalLM) -> Fields:
-    mamba, softmax = first(model, Mamba), attention(model)
+    softmax = attention(model)
     attends = [kind == "full_attention" for kind in layer_types(model)]
     sparse = [isinstance(block.mlp, Experts) for block in model.model.layers]
     experts = parts(model, Experts)
@@ -179,10 +185,7 @@ def jamba(model: FastWeightsForCausalLM) -> Fields:
         **({} if routing is None else {"intermediate_size": expert_width(model)}),
         "num_attention_heads": softmax["num_attention_heads"],
         "num_key_value_heads": softmax["num_key_value_heads"],
-        "mamba_d_state": mamba.log_A.shape[1],
-        "mamba_d_conv": mamba.conv.size,
-        "mamba_expand": mamba.W_u.out_features // mamba.d,
-        "mamba_dt_rank": mamba.W_Delta_1.out_features,
+        **_mamba(model, HYBRID_MAMBA),
         "num_experts": 1 if routing is None else routing.count,
         "num_experts_per_tok": 1 if routing is None else routing.chosen,
         **_recurring("attn_layer", attends),
@@ -222,20 +225,13 @@ def _shared_block(block: SharedBlock) -> Fields:
 
 
 def zamba(model: FastWeightsForCausalLM) -> Fields:
-    mixer = first(model, Mamba)
     count = len(parts(model, Mamba)) // model.config.num_hidden_layers
-    return {
-        **_shared(model),
-        "n_mamba_heads": count,
-        "mamba_expand": count * mixer.W_u.out_features // mixer.d,
-        "mamba_d_state": mixer.log_A.shape[1],
-        "mamba_d_conv": mixer.conv.size,
-        "mamba_dt_rank": mixer.W_Delta_1.out_features,
-    }
+    own = _mamba(model, HYBRID_MAMBA)
+    whole = {"n_mamba_heads": count, "mamba_expand": count * own["mamba_expand"]}
+    return {**_shared(model), **own, **whole}
 
 
 def zamba2(model: FastWeightsForCausalLM) -> Fields:
-    fields, mixer = _shared(model), first(model, Mamba2)
     blocks: Any = list(model.model.shared)
     adapted: Fields = {}
     if blocks:
@@ -248,12 +244,8 @@ def zamba2(model: FastWeightsForCausalLM) -> Fields:
             "rope_parameters": rope_parameters(block.rope),
         }
     return {
-        **fields,
+        **_shared(model),
         **adapted,
-        "n_mamba_heads": mixer.heads,
-        "mamba_expand": mixer.W_z.out_features // mixer.d,
-        "mamba_d_state": mixer.split[1] // mixer.groups,
-        "mamba_d_conv": mixer.conv.size,
-        "mamba_ngroups": mixer.groups,
+        **_mamba2(model, ZAMBA_MAMBA2),
         "time_step_min": TINY,
     }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, stack_layers, taps
+from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, plan_layers, taps
 from fastweights.importers.source import CheckpointSource
-from fastweights.models import FastWeightsConfig
 
 HEAD = "lm_head.weight"
 
@@ -20,21 +19,6 @@ def metala(source: CheckpointSource) -> ImportPlan:
     settings.require("norm_type", "simplermsnorm")
     settings.require("add_bos_token", False)
     d, heads = settings["decoder_embed_dim"], settings["decoder_attention_heads"]
-    config = FastWeightsConfig(
-        **{
-            **settings.common,
-            "tie_word_embeddings": settings.get("tie_word_embeddings", HEAD not in source.names),
-        },
-        hidden_size=d,
-        num_hidden_layers=settings["decoder_layers"],
-        mixers=[{"name": "metala", "heads": heads, "scaled": True, "rounded": True}],
-        norm="simple_rms",
-        norm_eps=1e-6,
-        hidden_act=settings["glu_act"],
-        intermediate_size=d if settings["glu_dim"] == -1 else settings["glu_dim"],
-        mlp_bias=settings["bias"],
-        embedding_scale=1.0 if settings["no_scale_embedding"] else d**0.5,
-    )
     layer: Table = {
         "mixer.conv.weight": TensorSource("token_mixer.conv1d.weight", taps),
         "mixer.W_q.weight": "token_mixer.q_proj.weight",
@@ -49,8 +33,22 @@ def metala(source: CheckpointSource) -> ImportPlan:
         **linear("mlp.W_2", "channel_mixer.l2", bias=settings["bias"]),
         **linear("mlp.W_3", "channel_mixer.l3", bias=settings["bias"]),
     }
-    outer = {
+    around = {
         "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
         HEAD: TensorSource(HEAD),
     }
-    return ImportPlan(config, {**outer, **stack_layers(config, "model.layers", [layer])})
+    mixer = {"name": "metala", "heads": heads, "scaled": True, "rounded": True}
+    return plan_layers(
+        source,
+        [(mixer, {})] * settings["decoder_layers"],
+        layer,
+        around=around,
+        tie_word_embeddings=settings.get("tie_word_embeddings", HEAD not in source.names),
+        hidden_size=d,
+        norm="simple_rms",
+        norm_eps=1e-6,
+        hidden_act=settings["glu_act"],
+        intermediate_size=d if settings["glu_dim"] == -1 else settings["glu_dim"],
+        mlp_bias=settings["bias"],
+        embedding_scale=1.0 if settings["no_scale_embedding"] else d**0.5,
+    )

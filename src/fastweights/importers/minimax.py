@@ -7,19 +7,17 @@ from typing import Any
 
 from fastweights.importers.attention import attention, projections
 from fastweights.importers.experts import LIKE_MIXTRAL, experts
-from fastweights.importers.llama import OUTER
 from fastweights.importers.plan import (
+    NORMS,
     ImportPlan,
+    LayerPlan,
     Table,
     TensorSource,
-    rename_missing,
+    plan_layers,
     scaled,
-    shortest_period,
-    stack_layers,
 )
 from fastweights.importers.qwen3_next import of_heads
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.models import FastWeightsConfig
 
 EPS = 1e-6
 """Of the norm of lightning attention's heads, which config.json does not state."""
@@ -35,31 +33,19 @@ def minimax(source: CheckpointSource) -> ImportPlan:
     so that α can be divided out: of β, of ε and of the embeddings.
     """
     settings = source.settings
-    kinds, alpha = settings["layer_types"], _residual_scale(settings)
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=len(kinds),
-        mixers=shortest_period(list(_mixers(settings))),
-        norm_eps=settings["rms_norm_eps"] / alpha**2,
-        hidden_act=settings["hidden_act"],
-        intermediate_size=settings["intermediate_size"],
-        mlps=[_experts(settings)] if settings["num_local_experts"] > 1 else None,
+    alpha = _residual_scale(settings)
+    layers = list(_layers(settings, alpha))
+    beta = settings["mlp_beta_factor"] / alpha
+    return plan_layers(
+        source,
+        layers,
+        NORMS,
+        mlps=[_mlp(source, beta)] * len(layers),
+        published=[LIKE_MIXTRAL],
+        ignored=(*(f"*.self_attn.{name}" for name in TABLES_OF_DECAYS), "*.gate.weight"),
+        **{**settings.decoder, "norm_eps": settings["rms_norm_eps"] / alpha**2},
         normalized_residual=True,
         embedding_scale=1 / alpha,
-    )
-    block: Table = {
-        "mixer_norm.weight": "input_layernorm.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
-        **_mlp(source, settings["mlp_beta_factor"] / alpha),
-    }
-    tables = [{**block, **_mixer_weights(settings, kind, alpha)} for kind in kinds]
-    ignored = tuple(f"*.self_attn.{name}" for name in TABLES_OF_DECAYS)
-    tensors = {**OUTER, **stack_layers(config, "model.layers", tables)}
-    return ImportPlan(
-        config,
-        rename_missing(tensors, source.names, LIKE_MIXTRAL),
-        ignored=(*ignored, "*.gate.weight"),
     )
 
 
@@ -71,30 +57,24 @@ def _residual_scale(settings: Settings) -> float:
     return alpha
 
 
-def _mixers(settings: Settings) -> Iterator[dict[str, Any]]:
+def _layers(settings: Settings, alpha: float) -> Iterator[LayerPlan]:
     kinds = settings["layer_types"]
     softmax = attention(settings, settings["sliding_window"])
+    attending = scaled(
+        projections(""), {"mixer.W_o.weight": settings["full_attn_beta_factor"] / alpha}
+    )
+    lightning = {"name": "lightning", "heads": softmax["heads"], "width": softmax["width"]}
+    weights = _lightning_weights(softmax, settings["linear_attn_beta_factor"] / alpha)
     for layer, kind in enumerate(kinds):
         if kind == "full_attention":
-            yield softmax
+            yield softmax, attending
         else:
-            yield {
-                "name": "lightning",
-                "heads": softmax["heads"],
-                "width": softmax["width"],
-                "depth": layer / (len(kinds) - 1 + 1e-5),
-                "eps": EPS,
-            }
+            yield {**lightning, "depth": layer / (len(kinds) - 1 + 1e-5), "eps": EPS}, weights
 
 
-def _mixer_weights(settings: Settings, kind: str, alpha: float) -> Table:
-    if kind == "full_attention":
-        beta = settings["full_attn_beta_factor"] / alpha
-        return scaled(projections(""), {"mixer.W_o.weight": beta})
-    heads = settings["num_attention_heads"]
-    width = attention(settings)["width"]
+def _lightning_weights(softmax: dict[str, Any], beta: float) -> Table:
+    heads, width = softmax["heads"], softmax["width"]
     fused = {"q": (0, width), "k": (width, 2 * width), "v": (2 * width, 3 * width)}
-    beta = settings["linear_attn_beta_factor"] / alpha
     return {
         **{
             f"mixer.W_{name}.weight": TensorSource(
@@ -108,16 +88,14 @@ def _mixer_weights(settings: Settings, kind: str, alpha: float) -> Table:
     }
 
 
-def _experts(settings: Settings) -> dict[str, Any]:
-    routing = {"count": settings["num_local_experts"], "chosen": settings["num_experts_per_tok"]}
-    return {"name": "experts", "width": settings["intermediate_size"], "routing": routing}
-
-
-def _mlp(source: CheckpointSource, beta: float) -> Table:
+def _mlp(source: CheckpointSource, beta: float) -> LayerPlan:
     """The experts and their router, or the one expert, which is an MLP."""
     settings = source.settings
     count, width = settings["num_local_experts"], settings["intermediate_size"]
     table = scaled(experts(source, "mlp.experts", count, width), {"*.W_3.weight": beta})
     if count == 1:
-        return {name.replace("experts.0.", ""): part for name, part in table.items()}
-    return {"mlp.router.W.weight": "mlp.gate.weight", **table}
+        plain = {name.replace("experts.0.", ""): part for name, part in table.items()}
+        return {"name": "gated", "width": width}, plain
+    routing = {"count": count, "chosen": settings["num_experts_per_tok"]}
+    router: Table = {"mlp.router.W.weight": "mlp.gate.weight"}
+    return {"name": "experts", "width": width, "routing": routing}, {**router, **table}

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fastweights.importers.attention import attention, projections
-from fastweights.importers.experts import experts
-from fastweights.importers.mamba2 import mamba2_weights
+from fastweights.importers.experts import GROUPED, experts
+from fastweights.importers.mamba import mamba2_weights
 from fastweights.importers.plan import (
     ConstantTensor,
     ImportPlan,
+    LayerPlan,
     Table,
     TensorSource,
     linear,
+    outer,
     prefix_names,
     shortest_period,
 )
@@ -21,6 +23,13 @@ from fastweights.models import FastWeightsConfig
 
 CHANNELS = ("mlp", "moe")
 """Their layers that are MLPs of ours."""
+MAMBA2 = {
+    "heads": "mamba_num_heads",
+    "state": "ssm_state_size",
+    "conv": "conv_kernel",
+    "groups": "n_groups",
+}
+"""Arguments of our mixer → what they call these."""
 
 
 def nemotron_h(source: CheckpointSource) -> ImportPlan:
@@ -51,11 +60,9 @@ def nemotron_h(source: CheckpointSource) -> ImportPlan:
         embedding_scale=1.0,
     )
     root = "backbone" if any(name.startswith("backbone.") for name in source.names) else "model"
-    tensors: dict[str, TensorSource | ConstantTensor] = {
-        "model.embed_tokens.weight": TensorSource(f"{root}.embeddings.weight"),
-        "model.norm.weight": TensorSource(f"{root}.norm_f.weight"),
-        "lm_head.weight": TensorSource("lm_head.weight"),
-    }
+    tensors: dict[str, TensorSource | ConstantTensor] = dict(
+        outer(f"{root}.embeddings", f"{root}.norm_f")
+    )
     for layer, pair in enumerate(pairs):
         for norm, place in zip(("mixer_norm", "mlp_norm"), pair, strict=True):
             if place is not None:
@@ -84,7 +91,7 @@ def _pair(kinds: list[str]) -> list[tuple[int, int | None]]:
     return pairs
 
 
-def _kinds(source: CheckpointSource) -> dict[str, tuple[dict[str, Any], Table]]:
+def _kinds(source: CheckpointSource) -> dict[str, LayerPlan]:
     """A layer's entry of `mixers` or `mlps`, and its weights."""
     settings, d = source.settings, source.settings["hidden_size"]
     mamba = _mamba2(settings)
@@ -96,61 +103,41 @@ def _kinds(source: CheckpointSource) -> dict[str, tuple[dict[str, Any], Table]]:
         ),
         "full_attention": (attention(settings, rotary=False), projections("", "mixer")),
         "mlp": ({"name": "plain", "width": settings["intermediate_size"]}, plain),
-        "moe": (_experts(settings), _expert_weights(source)),
+        "moe": _experts(source),
     }
 
 
 def _mamba2(settings: Settings) -> dict[str, Any]:
-    heads = settings["mamba_num_heads"]
+    width = settings["mamba_num_heads"] * settings["mamba_head_dim"]
     return {
         "name": "mamba2",
-        "heads": heads,
-        "state": settings["ssm_state_size"],
-        "expand": heads * settings["mamba_head_dim"] / settings["hidden_size"],
-        "conv": settings["conv_kernel"],
-        "groups": settings["n_groups"],
+        **settings.pick(MAMBA2),
+        "expand": width / settings["hidden_size"],
         "eps": settings["layer_norm_epsilon"],
     }
 
 
-def _experts(settings: Settings) -> dict[str, Any]:
-    routing = {
-        "count": settings["n_routed_experts"],
-        "chosen": settings["num_experts_per_tok"],
-        "sigmoid": True,
-        "normalized": settings["norm_topk_prob"],
-        "corrected": True,
-        "groups": settings["n_group"],
-        "chosen_groups": settings["topk_group"],
-        "scale": float(settings["routed_scaling_factor"]),
-    }
-    return {
+def _experts(source: CheckpointSource) -> LayerPlan:
+    settings = source.settings
+    count, width = settings["n_routed_experts"], settings["moe_intermediate_size"]
+    routing = {"count": count, "sigmoid": True, "corrected": True, **settings.pick(GROUPED)}
+    mlp = {
         "name": "experts",
-        "width": settings["moe_intermediate_size"],
-        "routing": routing,
+        "width": width,
+        "routing": {**routing, "scale": float(routing["scale"])},
         "gated": False,
         "shared": settings["moe_shared_expert_intermediate_size"],
         "latent": settings["moe_latent_size"],
     }
-
-
-def _expert_weights(source: CheckpointSource) -> Table:
-    settings = source.settings
     latent: Table = {
         "mlp.W_in.weight": "mixer.fc1_latent_proj.weight",
         "mlp.W_out.weight": "mixer.fc2_latent_proj.weight",
     }
-    return {
+    return mlp, {
         "mlp.router.W.weight": "mixer.gate.weight",
         "mlp.router.bias": "mixer.gate.e_score_correction_bias",
-        **experts(
-            source,
-            "mixer.experts",
-            settings["n_routed_experts"],
-            settings["moe_intermediate_size"],
-            gated=False,
-        ),
+        **experts(source, "mixer.experts", count, width, gated=False),
         **linear("mlp.shared.W_1", "mixer.shared_experts.up_proj"),
         **linear("mlp.shared.W_2", "mixer.shared_experts.down_proj"),
-        **({} if settings["moe_latent_size"] is None else latent),
+        **({} if mlp["latent"] is None else latent),
     }

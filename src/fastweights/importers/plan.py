@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -49,6 +49,13 @@ class ConstantTensor(NamedTuple):
 
 Table = dict[str, str | TensorSource | ConstantTensor]
 """Names below a module of ours → what they are made of, named below a module of theirs."""
+LayerPlan = tuple[dict[str, Any], Table]
+"""An entry of `mixers` or `mlps`, and its weights."""
+NORMS: Table = {
+    "mixer_norm.weight": "input_layernorm.weight",
+    "mlp_norm.weight": "post_attention_layernorm.weight",
+}
+"""Of most decoders."""
 
 
 @dataclass(frozen=True)
@@ -130,23 +137,65 @@ def prefix_names(ours: str, theirs: str, table: Table) -> dict[str, TensorSource
     return {f"{ours}.{name}": _prefix_source(theirs, part) for name, part in table.items()}
 
 
-def stack_layers(
-    config: FastWeightsConfig, theirs: str, layers: Sequence[Table]
-) -> dict[str, TensorSource | ConstantTensor]:
-    """Collect the tensors of all layers, those of layer i from ``{theirs}.i``.
+def outer(
+    embeddings: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    convert: Convert = Tensor.detach,
+) -> dict[str, TensorSource]:
+    """Map what stands around the layers; `convert` is of the last norm."""
+    return {
+        "model.embed_tokens.weight": TensorSource(f"{embeddings}.weight"),
+        "model.norm.weight": TensorSource(f"{norm}.weight", convert),
+        "lm_head.weight": TensorSource("lm_head.weight"),
+    }
+
+
+def plan_layers(
+    source: CheckpointSource,
+    layers: Sequence[LayerPlan],
+    block: Table,
+    *,
+    around: Mapping[str, TensorSource] = outer(),
+    theirs: str = "model.layers",
+    parts: int = 1,
+    mlps: Sequence[LayerPlan] = (),
+    published: Sequence[Mapping[str, str]] = (),
+    ignored: tuple[str, ...] = (),
+    **fields: Any,
+) -> ImportPlan:
+    """Plan the import of a stack of layers.
 
     Args:
-        config: The configuration of our model.
+        source: The checkpoint.
+        layers: The mixer of every layer of ours.
+        block: The weights that all layers have.
+        around: Those outside of the layers.
         theirs: Name of their list of layers.
-        layers: The tensors of the first layers, repeated over the depth.
+        parts: How many layers of ours are one of theirs.
+        mlps: The MLP of every layer; none where `block` and `fields` state the one of all.
+        published: Patterns for `rename_missing`, each in its turn.
+        ignored: As in `ImportPlan`.
+        fields: Of the configuration, beside those that all families have.
     """
-    tables = (layers[i % len(layers)] for i in range(config.num_hidden_layers))
-    return dict(
-        chain.from_iterable(
-            prefix_names(f"model.layers.{i}", f"{theirs}.{i}", t).items()
-            for i, t in enumerate(tables)
-        )
-    )
+    settings = source.settings
+    sparse = any(mlp["name"] == "experts" for mlp, _ in mlps)
+    stated = {
+        **settings.common,
+        "num_hidden_layers": len(layers),
+        "mixers": shortest_period([mixer for mixer, _ in layers]),
+        "mlps": shortest_period([mlp for mlp, _ in mlps]) if sparse else None,
+        "embedding_scale": 1.0,
+        **fields,
+    }
+    if "hidden_size" not in stated:
+        stated["hidden_size"] = settings["hidden_size"]
+    tensors: dict[str, TensorSource | ConstantTensor] = dict(around)
+    for i, (_, weights) in enumerate(layers):
+        table = {**block, **(mlps[i][1] if mlps else {}), **weights}
+        tensors |= prefix_names(f"model.layers.{i}", f"{theirs}.{i // parts}", table)
+    for names in published:
+        tensors = rename_missing(tensors, source.names, names)
+    return ImportPlan(FastWeightsConfig(**stated), tensors, ignored)
 
 
 def shortest_period(layers: Sequence[T]) -> list[T]:
@@ -167,11 +216,10 @@ def linear(ours: str, theirs: str, *, bias: bool = False) -> Table:
 def glu_mlp(theirs: str = "mlp", *, bias: bool = False, ours: str = "mlp") -> Table:
     """Map the MLP of most decoders: gate_proj, up_proj and down_proj."""
     names = {"W_1": "gate_proj", "W_2": "up_proj", "W_3": "down_proj"}
-    return dict(
-        chain.from_iterable(
-            linear(f"{ours}.{a}", f"{theirs}.{b}", bias=bias).items() for a, b in names.items()
-        )
-    )
+    table: Table = {}
+    for a, b in names.items():
+        table |= linear(f"{ours}.{a}", f"{theirs}.{b}", bias=bias)
+    return table
 
 
 def scaled(table: Mapping[str, Any], factors: Mapping[str, float | Tensor]) -> dict[str, Any]:

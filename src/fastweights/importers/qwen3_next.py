@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -11,30 +10,29 @@ from typing import Any
 from torch import Tensor
 
 from fastweights.importers.attention import HEAD_NORMS, attention
-from fastweights.importers.experts import experts
+from fastweights.importers.experts import experts, mlps_of_layers
 from fastweights.importers.plan import (
+    NORMS,
     Convert,
     ImportPlan,
+    LayerPlan,
     Table,
     TensorSource,
     convolutions,
     glu_mlp,
     one_plus,
-    rename_missing,
+    outer,
+    plan_layers,
     rows,
-    shortest_period,
-    stack_layers,
 )
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.models import FastWeightsConfig
 
 FLOOR = 1e-6
 """Its L2 norm of q and k is x / √(|x|² + 10⁻⁶)."""
 
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
-    "model.norm.weight": TensorSource("model.norm.weight", one_plus),
-    "lm_head.weight": TensorSource("lm_head.weight"),
+DELTA_REST: Table = {
+    "mixer.log_a": "linear_attn.A_log",
+    "mixer.b_alpha": "linear_attn.dt_bias",
 }
 
 
@@ -47,18 +45,12 @@ def qwen3_5_text(source: CheckpointSource) -> ImportPlan:
     """Plan the import of the language model of a dense Qwen3.5 checkpoint: Qwen3-Next with one
     matrix each for q, k and v, the gate, β and α.
     """
-    return _qwen3_5(source, sparse=False)
+    return _plan(source, _apart_weights, lambda _: False)
 
 
 def qwen3_5_moe_text(source: CheckpointSource) -> ImportPlan:
     """Plan the import of the language model of a Qwen3.5 checkpoint with experts in every layer."""
-    return _qwen3_5(source, sparse=True)
-
-
-def _qwen3_5(source: CheckpointSource, *, sparse: bool) -> ImportPlan:
-    plan = _plan(source, _apart_weights, lambda _: sparse)
-    published = {r"^model\.": "model.language_model."}
-    return replace(plan, tensors=rename_missing(plan.tensors, source.names, published))
+    return _plan(source, _apart_weights, lambda _: True)
 
 
 def _plan(
@@ -69,35 +61,22 @@ def _plan(
     settings = source.settings
     settings.require("attention_bias", False)
     kinds = {
-        "linear_attention": (gated_delta, delta_weights),
-        "full_attention": (_softmax, _softmax_weights),
+        "linear_attention": (gated_delta(settings), delta_weights(settings)),
+        "full_attention": _softmax(settings),
     }
     layers = [kinds[kind] for kind in settings["layer_types"]]
     sparse = [is_sparse(layer) for layer in range(len(layers))]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=len(layers),
-        mixers=shortest_period([mixer(settings) for mixer, _ in layers]),
+    return plan_layers(
+        source,
+        layers,
+        {ours: TensorSource(str(theirs), one_plus) for ours, theirs in NORMS.items()},
+        mlps=mlps_of_layers(source, sparse, glu_mlp(), _experts),
+        around=outer(convert=one_plus),
+        published=[{r"^model\.": "model.language_model."}],
+        ignored=("mtp.*", "model.visual.*"),
         norm_eps=settings["rms_norm_eps"],
         hidden_act=settings["hidden_act"],
         intermediate_size=settings.get("intermediate_size", None),
-        mlps=shortest_period([_mlp(settings, one) for one in sparse]) if any(sparse) else None,
-        embedding_scale=1.0,
-    )
-    block: Table = {
-        "mixer_norm.weight": TensorSource("input_layernorm.weight", one_plus),
-        "mlp_norm.weight": TensorSource("post_attention_layernorm.weight", one_plus),
-    }
-    mlps = {False: glu_mlp(), True: _experts(source) if any(sparse) else {}}
-    tables = [
-        {**block, **mlps[one], **weights(settings)}
-        for (_, weights), one in zip(layers, sparse, strict=True)
-    ]
-    return ImportPlan(
-        config,
-        {**OUTER, **stack_layers(config, "model.layers", tables)},
-        ignored=("mtp.*", "model.visual.*"),
     )
 
 
@@ -107,30 +86,18 @@ def _is_sparse(settings: Settings, layer: int) -> bool:
     return bool(settings["num_experts"] and not dense)
 
 
-def _mlp(settings: Settings, sparse: bool) -> dict[str, Any]:
-    if not sparse:
-        return {"name": "gated", "width": settings["intermediate_size"]}
+def _experts(source: CheckpointSource) -> LayerPlan:
+    settings = source.settings
+    count, width = settings["num_experts"], settings["moe_intermediate_size"]
     routing = {
-        "count": settings["num_experts"],
+        "count": count,
         "chosen": settings["num_experts_per_tok"],
         "normalized": settings.get("norm_topk_prob", True),
     }
-    return {
-        "name": "experts",
-        "width": settings["moe_intermediate_size"],
-        "routing": routing,
-        "shared": settings["shared_expert_intermediate_size"],
-        "shared_gate": True,
-    }
-
-
-def _experts(source: CheckpointSource) -> Table:
-    settings = source.settings
-    return {
+    shared = {"shared": settings["shared_expert_intermediate_size"], "shared_gate": True}
+    return {"name": "experts", "width": width, "routing": routing, **shared}, {
         "mlp.router.W.weight": "mlp.gate.weight",
-        **experts(
-            source, "mlp.experts", settings["num_experts"], settings["moe_intermediate_size"]
-        ),
+        **experts(source, "mlp.experts", count, width),
         **glu_mlp("mlp.shared_expert", ours="mlp.shared"),
         "mlp.w_shared.weight": "mlp.shared_expert_gate.weight",
     }
@@ -160,15 +127,10 @@ def _delta_weights(settings: Settings) -> Table:
     return {
         **{
             f"mixer.W_{n}.weight": TensorSource(
-                "linear_attn.in_proj_qkvz.weight", of_heads(heads, *s)
+                f"linear_attn.in_proj_{theirs}.weight", of_heads(heads, *span)
             )
-            for n, s in fused.items()
-        },
-        **{
-            f"mixer.W_{n}.weight": TensorSource(
-                "linear_attn.in_proj_ba.weight", of_heads(heads, *s)
-            )
-            for n, s in small.items()
+            for theirs, parts in (("qkvz", fused), ("ba", small))
+            for n, span in parts.items()
         },
         **_delta_rest(settings),
     }
@@ -200,20 +162,15 @@ def convolved_widths(settings: Settings) -> dict[str, int]:
 def _delta_rest(settings: Settings) -> Table:
     return {
         **convolutions(["linear_attn.conv1d.weight"], "linear_attn", convolved_widths(settings)),
-        "mixer.log_a": "linear_attn.A_log",
-        "mixer.b_alpha": "linear_attn.dt_bias",
+        **DELTA_REST,
         "mixer.norm.weight": "linear_attn.norm.weight",
         "mixer.W_o.weight": "linear_attn.out_proj.weight",
     }
 
 
-def _softmax(settings: Settings) -> dict[str, Any]:
-    return {**attention(settings), "qk_norm": settings["rms_norm_eps"], "gated": True}
-
-
-def _softmax_weights(settings: Settings) -> Table:
+def _softmax(settings: Settings) -> LayerPlan:
     heads, width = settings["num_attention_heads"], settings["head_dim"]
-    return {
+    return {**attention(settings), "qk_norm": settings["rms_norm_eps"], "gated": True}, {
         "mixer.W_q.weight": TensorSource("self_attn.q_proj.weight", of_heads(heads, 0, width)),
         "mixer.W_g.weight": TensorSource(
             "self_attn.q_proj.weight", of_heads(heads, width, 2 * width)

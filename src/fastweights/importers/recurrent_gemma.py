@@ -15,17 +15,12 @@ from fastweights.importers.plan import (
     glu_mlp,
     linear,
     one_plus,
-    stack_layers,
+    outer,
+    plan_layers,
     taps,
 )
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.models import FastWeightsConfig
 
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("model.embed_tokens.weight"),
-    "model.norm.weight": TensorSource("model.final_norm.weight", one_plus),
-    "lm_head.weight": TensorSource("lm_head.weight"),
-}
 RECURRENT: Table = {
     **linear("mixer.W_u", "temporal_block.linear_x", bias=True),
     **linear("mixer.W_g", "temporal_block.linear_y", bias=True),
@@ -54,27 +49,26 @@ def recurrent_gemma(source: CheckpointSource) -> ImportPlan:
         "recurrent": (_recurrent(settings), RECURRENT),
         "attention": (local, projections(biased, "temporal_block")),
     }
-    pattern = [kinds[kind] for kind in settings["block_types"]][: settings["num_hidden_layers"]]
-    d = settings["hidden_size"]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=d,
-        num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[mixer for mixer, _ in pattern],
-        norm_eps=settings["rms_norm_eps"],
-        hidden_act=settings["hidden_activation"],
-        intermediate_size=settings["intermediate_size"] // 2,
-        mlp_bias=True,
-        embedding_scale=torch.tensor(d**0.5, dtype=torch.bfloat16).item(),
-        logit_cap=settings["logits_soft_cap"],
-    )
+    layers = settings["num_hidden_layers"]
+    pattern = [kinds[kind] for kind in settings["block_types"]][:layers]
     block: Table = {
         "mixer_norm.weight": TensorSource("temporal_pre_norm.weight", one_plus),
         "mlp_norm.weight": TensorSource("channel_pre_norm.weight", one_plus),
         **glu_mlp("mlp_block", bias=True),
     }
-    tables = [{**block, **table} for _, table in pattern]
-    return ImportPlan(config, {**OUTER, **stack_layers(config, "model.layers", tables)})
+    scale = torch.tensor(settings["hidden_size"] ** 0.5, dtype=torch.bfloat16)
+    return plan_layers(
+        source,
+        [pattern[layer % len(pattern)] for layer in range(layers)],
+        block,
+        around=outer(norm="model.final_norm", convert=one_plus),
+        norm_eps=settings["rms_norm_eps"],
+        hidden_act=settings["hidden_activation"],
+        intermediate_size=settings["intermediate_size"] // 2,
+        mlp_bias=True,
+        embedding_scale=scale.item(),
+        logit_cap=settings["logits_soft_cap"],
+    )
 
 
 def _recurrent(settings: Settings) -> dict[str, Any]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, prefix_names
+from fastweights.importers.plan import (
+    Convert,
+    ImportPlan,
+    Table,
+    TensorSource,
+    linear,
+    plan_layers,
+)
 from fastweights.importers.source import CheckpointSource
 from fastweights.layers import upcast
-from fastweights.models import FastWeightsConfig
 
 EPS = 1e-5
-PRE_NORM = tuple(f"rwkv.blocks.0.pre_ln.{part}" for part in ("weight", "bias"))
 TIME: Table = {
     **linear("mixer_norm", "ln1", bias=True),
     **{
@@ -46,36 +51,40 @@ def rwkv(source: CheckpointSource) -> ImportPlan:
     against overflow in float16, is left out.
     """
     settings = source.settings
-    d = settings["hidden_size"]
-    settings.require("attention_hidden_size", None, d)
+    settings.require("attention_hidden_size", None, settings["hidden_size"])
     settings.require("layer_norm_epsilon", EPS)
     settings.require("tie_word_embeddings", False)
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=d,
-        num_hidden_layers=2 * settings["num_hidden_layers"],
-        mixers=[
-            {"name": "rwkv4"},
-            {"name": "rwkv4_channel", "width": settings["intermediate_size"]},
-        ],
+    channel = {"name": "rwkv4_channel", "width": settings["intermediate_size"]}
+    return plan_layers(
+        source,
+        [({"name": "rwkv4"}, TIME), (channel, CHANNEL)] * settings["num_hidden_layers"],
+        {},
+        around=outer_with_norm(
+            "rwkv.embeddings", "rwkv.blocks.0.pre_ln", "rwkv.ln_out", "head", EPS
+        ),
+        theirs="rwkv.blocks",
+        parts=2,
         norm="layer",
         norm_eps=EPS,
         mlp=None,
-        embedding_scale=1.0,
     )
-    tensors = {
-        "model.embed_tokens.weight": TensorSource(
-            "rwkv.embeddings.weight", _apply_pre_norm, PRE_NORM
-        ),
-        **prefix_names("model.norm", "rwkv.ln_out", {"weight": "weight", "bias": "bias"}),
-        "lm_head.weight": TensorSource("head.weight"),
+
+
+def outer_with_norm(
+    embeddings: str, pre_norm: str, norm: str, head: str, eps: float
+) -> dict[str, TensorSource]:
+    """Map what stands around the layers, with the norm of the embeddings applied to their table."""
+    own = tuple(f"{pre_norm}.{part}" for part in ("weight", "bias"))
+    return {
+        "model.embed_tokens.weight": TensorSource(f"{embeddings}.weight", _normalize(eps), own),
+        "model.norm.weight": TensorSource(f"{norm}.weight"),
+        "model.norm.bias": TensorSource(f"{norm}.bias"),
+        "lm_head.weight": TensorSource(f"{head}.weight"),
     }
-    for layer in range(config.num_hidden_layers):
-        tensors |= prefix_names(
-            f"model.layers.{layer}", f"rwkv.blocks.{layer // 2}", CHANNEL if layer % 2 else TIME
-        )
-    return ImportPlan(config, tensors)
 
 
-def _apply_pre_norm(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(upcast(embeddings), weight.shape, upcast(weight), upcast(bias), EPS)
+def _normalize(eps: float) -> Convert:
+    def convert(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(upcast(embeddings), weight.shape, upcast(weight), upcast(bias), eps)
+
+    return convert

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from fastweights.importers.fla import OUTER
-from fastweights.importers.plan import (
-    Convert,
-    ImportPlan,
-    Table,
-    TensorSource,
-    linear,
-    prefix_names,
-)
+from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, plan_layers
+from fastweights.importers.rwkv import outer_with_norm
 from fastweights.importers.source import CheckpointSource, Settings
 from fastweights.layers import upcast
-from fastweights.models import FastWeightsConfig
 
-PRE_NORM = tuple(f"model.layers.0.pre_norm.{part}" for part in ("weight", "bias"))
+FLA = ("model.embeddings", "model.layers.0.pre_norm", "model.norm", "lm_head")
+"""What stands around the layers of flash-linear-attention's RWKV."""
 
 
 def rwkv6(source: CheckpointSource) -> ImportPlan:
@@ -34,39 +26,26 @@ def rwkv6(source: CheckpointSource) -> ImportPlan:
     settings.require("norm_first", True)
     settings.require("norm_bias", True)
     settings.require("expand_v", 1.0)
-    mixers = [
-        {
-            "name": "rwkv6",
-            "heads": settings["num_heads"],
-            "expand_k": settings["expand_k"],
-            "rank": settings["proj_low_rank_dim"],
-            "decay_rank": settings["gate_low_rank_dim"],
-            "eps": settings["norm_eps"],
-        },
-        {"name": "rwkv4_channel", "width": _channel_width(settings)},
-    ]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=2 * settings["num_hidden_layers"],
-        mixers=mixers,
+    time = {
+        "name": "rwkv6",
+        "heads": settings["num_heads"],
+        "expand_k": settings["expand_k"],
+        "rank": settings["proj_low_rank_dim"],
+        "decay_rank": settings["gate_low_rank_dim"],
+        "eps": settings["norm_eps"],
+    }
+    channel = {"name": "rwkv4_channel", "width": _channel_width(settings)}
+    layers = [(time, _time(settings)), (channel, CHANNEL)] * settings["num_hidden_layers"]
+    return plan_layers(
+        source,
+        layers,
+        {},
+        around=outer_with_norm(*FLA, settings["norm_eps"]),
+        parts=2,
         norm="layer",
         norm_eps=settings["norm_eps"],
         mlp=None,
-        embedding_scale=1.0,
     )
-    tensors = {
-        **OUTER,
-        "model.embed_tokens.weight": TensorSource(
-            "model.embeddings.weight", _normalize(settings["norm_eps"]), PRE_NORM
-        ),
-        "model.norm.bias": TensorSource("model.norm.bias"),
-    }
-    time = _time(settings)
-    for layer in range(config.num_hidden_layers):
-        table = CHANNEL if layer % 2 else time
-        tensors |= prefix_names(f"model.layers.{layer}", f"model.layers.{layer // 2}", table)
-    return ImportPlan(config, tensors)
 
 
 def _channel_width(settings: Settings) -> int:
@@ -109,10 +88,3 @@ CHANNEL: Table = {
     "mixer.W_r.weight": "ffn.receptance.linear.weight",
     "mixer.W_o.weight": "ffn.value.weight",
 }
-
-
-def _normalize(eps: float) -> Convert:
-    def convert(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(upcast(embeddings), weight.shape, upcast(weight), upcast(bias), eps)
-
-    return convert

@@ -6,20 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fastweights.importers.plan import (
-    Convert,
-    ImportPlan,
-    Table,
-    TensorSource,
-    linear,
-    prefix_names,
-    shortest_period,
-)
+from fastweights.importers.plan import ImportPlan, Table, TensorSource, linear, plan_layers
+from fastweights.importers.rwkv import outer_with_norm
+from fastweights.importers.rwkv6 import FLA
 from fastweights.importers.source import CheckpointSource, Settings
-from fastweights.layers import upcast
-from fastweights.models import FastWeightsConfig
 
 SHIFTED = "rwkvag"
 CHANNEL: Table = {
@@ -38,34 +29,18 @@ def rwkv7(source: CheckpointSource) -> ImportPlan:
     """
     settings = source.settings
     _require(settings)
-    mixers = [
-        mixer
-        for layer in range(settings["num_hidden_layers"])
-        for mixer in (_time(settings, layer), _channel(settings))
-    ]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=settings["hidden_size"],
-        num_hidden_layers=len(mixers),
-        mixers=shortest_period(mixers),
+    times = [_time(settings, layer) for layer in range(settings["num_hidden_layers"])]
+    channel = (_channel(settings), CHANNEL)
+    return plan_layers(
+        source,
+        [one for time in times for one in ((time, _time_weights(source, time)), channel)],
+        {},
+        around=outer_with_norm(*FLA, settings["norm_eps"]),
+        parts=2,
         norm="layer",
         norm_eps=settings["norm_eps"],
         mlp=None,
-        embedding_scale=1.0,
     )
-    pre_norm = tuple(f"model.layers.0.pre_norm.{part}" for part in ("weight", "bias"))
-    tensors = {
-        "model.embed_tokens.weight": TensorSource(
-            "model.embeddings.weight", _normalize(settings["norm_eps"]), pre_norm
-        ),
-        **prefix_names("model.norm", "model.norm", {"weight": "weight", "bias": "bias"}),
-        "lm_head.weight": TensorSource("lm_head.weight"),
-    }
-    for layer, mixer in enumerate(mixers):
-        theirs = f"model.layers.{layer // 2}"
-        table = CHANNEL if layer % 2 else _time_weights(source, mixer)
-        tensors |= prefix_names(f"model.layers.{layer}", theirs, table)
-    return ImportPlan(config, tensors)
 
 
 def _require(settings: Settings) -> None:
@@ -97,9 +72,8 @@ def _channel(settings: Settings) -> dict[str, Any]:
 
 
 def _time_weights(source: CheckpointSource, mixer: dict[str, Any]) -> Table:
-    ranks = (
-        {"alpha": "w", "eta": "a", "nu": "v"} if mixer["residual"] else {"alpha": "w", "eta": "a"}
-    )
+    ranks = {"alpha": "w", "eta": "a"} | ({"nu": "v"} if mixer["residual"] else {})
+    parts = {"0.weight": "0.weight", "1.weight": "2.weight", "1.bias": "2.bias"}
     heads = mixer["heads"]
 
     def by_heads(weight: Tensor) -> Tensor:
@@ -112,11 +86,7 @@ def _time_weights(source: CheckpointSource, mixer: dict[str, Any]) -> Table:
         **{
             f"mixer.W_{ours}.{part}": f"attn.{theirs}_lora.lora.{there}"
             for ours, theirs in ranks.items()
-            for part, there in (
-                ("0.weight", "0.weight"),
-                ("1.weight", "2.weight"),
-                ("1.bias", "2.bias"),
-            )
+            for part, there in parts.items()
         },
         "mixer.W_g.0.weight": "attn.g_lora.lora.0.weight",
         "mixer.W_g.1.weight": "attn.g_lora.lora.2.weight",
@@ -136,10 +106,3 @@ def _shifts(source: CheckpointSource) -> TensorSource:
     return TensorSource(
         first, lambda *mu: torch.stack([one.flatten() for one in mu]), tuple(others)
     )
-
-
-def _normalize(eps: float) -> Convert:
-    def convert(embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(upcast(embeddings), weight.shape, upcast(weight), upcast(bias), eps)
-
-    return convert

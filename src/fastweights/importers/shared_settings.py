@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fastweights.importers.source import CARRIED
+from fastweights.importers.experts import GROUPED
+from fastweights.importers.source import CARRIED, TOKENS
 from fastweights.layers import Experts, Rope
 from fastweights.layers.experts import Routing
 from fastweights.mixers import MLA, SoftmaxAttention
@@ -36,9 +37,8 @@ def first(model: FastWeightsForCausalLM, kind: type[M]) -> M:
 def common(model: FastWeightsForCausalLM) -> Fields:
     """What every family states under the same names."""
     names = ("vocab_size", "hidden_size", "tie_word_embeddings")
-    ends = ("bos_token_id", "eos_token_id", "pad_token_id")
     carried = [name for name in CARRIED if getattr(model.config, name, None) is not None]
-    return {name: getattr(model.config, name) for name in (*names, *ends, *carried)}
+    return {name: getattr(model.config, name) for name in (*names, *TOKENS, *carried)}
 
 
 def decoder(model: FastWeightsForCausalLM) -> Fields:
@@ -110,10 +110,4 @@ def expert_width(model: FastWeightsForCausalLM) -> int:
 
 def grouped_routing(routing: Routing) -> Fields:
     """How families after DeepSeek-V3 state the choice of experts."""
-    return {
-        "num_experts_per_tok": routing.chosen,
-        "norm_topk_prob": routing.normalized,
-        "n_group": routing.groups,
-        "topk_group": routing.chosen_groups,
-        "routed_scaling_factor": routing.scale,
-    }
+    return {theirs: getattr(routing, ours) for ours, theirs in GROUPED.items()}

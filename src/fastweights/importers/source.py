@@ -28,6 +28,12 @@ TOKENIZER = (
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CARRIED = ("unk_token_id", "max_position_embeddings", "initializer_range")
 """Fields that logits do not depend on, and that are written again when a model is exported."""
+DECODER = {
+    "norm_eps": "rms_norm_eps",
+    "hidden_act": "hidden_act",
+    "intermediate_size": "intermediate_size",
+}
+"""Fields of ours → what most decoders call them."""
 WITH_EYES = ("gemma3", "qwen3_5", "qwen3_5_moe")
 """Models of text and images, whose model of text is imported."""
 
@@ -71,6 +77,15 @@ class Settings:
         """The fields that every language model has under the same names."""
         names = ("vocab_size", "tie_word_embeddings", *TOKENS, *CARRIED)
         return {name: self._fields[name] for name in names if name in self._fields}
+
+    @property
+    def decoder(self) -> dict[str, Any]:
+        """The fields of ours that most decoders with MLPs state under the same names."""
+        return self.pick(DECODER)
+
+    def pick(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """The fields with these names there, by ours."""
+        return {ours: self[theirs] for ours, theirs in names.items()}
 
 
 class CheckpointSource(ABC):

@@ -10,16 +10,10 @@ from fastweights.importers.plan import (
     Table,
     TensorSource,
     linear,
-    stack_layers,
+    outer,
+    plan_layers,
 )
 from fastweights.importers.source import CheckpointSource
-from fastweights.models import FastWeightsConfig
-
-OUTER = {
-    "model.embed_tokens.weight": TensorSource("backbone.embeddings.weight"),
-    "model.norm.weight": TensorSource("backbone.out_norm.weight"),
-    "lm_head.weight": TensorSource("lm_head.weight"),
-}
 
 
 def xlstm(source: CheckpointSource) -> ImportPlan:
@@ -32,27 +26,17 @@ def xlstm(source: CheckpointSource) -> ImportPlan:
     settings.require("use_bias", False)
     settings.require("v_dim_factor", 1.0)
     settings.require("weight_mode", "single")
-    d, rounding = settings["hidden_size"], settings["ffn_round_up_to_multiple_of"]
-    config = FastWeightsConfig(
-        **settings.common,
-        hidden_size=d,
-        num_hidden_layers=settings["num_hidden_layers"],
-        mixers=[
-            {
-                "name": "mlstm",
-                "heads": settings["num_heads"],
-                "conv": 1,
-                "expand_k": settings["qk_dim_factor"],
-                "bias": False,
-                "cap": settings["gate_soft_cap"],
-                "eps": settings["norm_eps"],
-            }
-        ],
-        norm_eps=settings["norm_eps"],
-        intermediate_size=-int(-d * settings["ffn_proj_factor"] // rounding) * rounding,
-        embedding_scale=1.0,
-        logit_cap=settings["output_logit_soft_cap"],
-    )
+    rounding = settings["ffn_round_up_to_multiple_of"]
+    width = -settings["hidden_size"] * settings["ffn_proj_factor"]
+    mixer = {
+        "name": "mlstm",
+        "heads": settings["num_heads"],
+        "conv": 1,
+        "expand_k": settings["qk_dim_factor"],
+        "bias": False,
+        "cap": settings["gate_soft_cap"],
+        "eps": settings["norm_eps"],
+    }
     layer: Table = {
         "mixer_norm.weight": "norm_mlstm.weight",
         "mlp_norm.weight": "norm_ffn.weight",
@@ -68,4 +52,13 @@ def xlstm(source: CheckpointSource) -> ImportPlan:
             "mlstm_layer.out_proj.weight", Tensor.mul, ("mlstm_layer.multihead_norm.weight",)
         ),
     }
-    return ImportPlan(config, {**OUTER, **stack_layers(config, "backbone.blocks", [layer])})
+    return plan_layers(
+        source,
+        [(mixer, {})] * settings["num_hidden_layers"],
+        layer,
+        around=outer("backbone.embeddings", "backbone.out_norm"),
+        theirs="backbone.blocks",
+        norm_eps=settings["norm_eps"],
+        intermediate_size=-int(width // rounding) * rounding,
+        logit_cap=settings["output_logit_soft_cap"],
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastweights.importers.attention import rope
 from fastweights.importers.bamba import OUTER
-from fastweights.importers.mamba2 import mamba2_weights
+from fastweights.importers.mamba import HYBRID_MAMBA, mamba2_weights
 from fastweights.importers.plan import (
     ConstantTensor,
     Convert,
@@ -32,6 +32,14 @@ PROJECTIONS: Table = {
 }
 EPS = 1e-5
 """Of the norm inside Zamba2's Mamba-2."""
+MAMBA2 = {
+    "heads": "n_mamba_heads",
+    "state": "mamba_d_state",
+    "expand": "mamba_expand",
+    "conv": "mamba_d_conv",
+    "groups": "mamba_ngroups",
+}
+"""Arguments of our mixer → what Zamba2 calls these."""
 
 
 def zamba(source: CheckpointSource) -> ImportPlan:
@@ -67,15 +75,7 @@ def zamba2(source: CheckpointSource) -> ImportPlan:
         "attention_rank": rank if settings["use_shared_attention_adapter"] else None,
     }
     places = [_hybrids(settings)[block::count] for block in range(count)]
-    mixer = {
-        "name": "mamba2",
-        "heads": settings["n_mamba_heads"],
-        "state": settings["mamba_d_state"],
-        "expand": settings["mamba_expand"],
-        "conv": settings["mamba_d_conv"],
-        "groups": settings["mamba_ngroups"],
-        "eps": EPS,
-    }
+    mixer = {"name": "mamba2", **settings.pick(MAMBA2), "eps": EPS}
     return _plan(
         source,
         mixer=mixer,
@@ -177,14 +177,7 @@ def _mamba_heads(settings: Settings) -> list[dict[str, Any]]:
             f"a {settings.kind} checkpoint with n_mamba_heads = {heads} cannot be imported, only"
             f" with divisors of mamba_expand = {expand}"
         )
-    mixer = {
-        "name": "mamba",
-        "state": settings["mamba_d_state"],
-        "expand": expand // heads,
-        "conv": settings["mamba_d_conv"],
-        "rank": settings["mamba_dt_rank"],
-    }
-    return [mixer] * heads
+    return [{"name": "mamba", **settings.pick(HYBRID_MAMBA), "expand": expand // heads}] * heads
 
 
 def _mamba_weights(settings: Settings, mixer: Mapping[str, Any], heads: int) -> Table:
