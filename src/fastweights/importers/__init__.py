@@ -10,8 +10,20 @@ from transformers import PreTrainedModel
 
 from fastweights.importers.bamba import bamba, falcon_h1, granitemoehybrid
 from fastweights.importers.export import export_model
-from fastweights.importers.fla import deltanet, gdn, gla, gsa, hgrn2, kda, mesa_net, raven, retnet
-from fastweights.importers.fla_deltas import comba, deltaproduct, mom
+from fastweights.importers.fla import (
+    comba,
+    deltanet,
+    deltaproduct,
+    gdn,
+    gla,
+    gsa,
+    hgrn2,
+    kda,
+    mesa_net,
+    mom,
+    raven,
+    retnet,
+)
 from fastweights.importers.gemma3 import gemma3_text
 from fastweights.importers.jamba import jamba
 from fastweights.importers.kimi_linear import bailing_hybrid, kimi_linear

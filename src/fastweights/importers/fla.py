@@ -1,5 +1,5 @@
 """The language models of flash-linear-attention: GLA, GSA, Raven, RetNet, DeltaNet, gated
-DeltaNet, KDA, MesaNet and HGRN2.
+DeltaNet and the delta rules after it, KDA, MesaNet and HGRN2.
 """
 
 from __future__ import annotations
@@ -212,30 +212,97 @@ def gdn(settings: Settings) -> LayerPlan:
     """Plan the import of a gated DeltaNet checkpoint, which may have more heads for v than for q
     and k."""
     settings.require("use_gate", True)
+    value_heads = settings.get("num_v_heads", None) or settings["num_heads"]
+    mixer = {
+        **_delta_rule("gated_deltanet", settings, value_heads),
+        "value_heads": value_heads,
+        "negative": settings.get("allow_neg_eigval", False),
+    }
+    return mixer, _delta_tensors("mixer.log_a", "mixer.b_alpha")
+
+
+@of_layers
+def deltaproduct(settings: Settings) -> LayerPlan:
+    """Plan the import of a gated DeltaProduct checkpoint."""
+    settings.require("use_output_gate", True)
+    settings.require("use_forget_gate", True)
+    mixer = {
+        **_delta_rule("gated_deltaproduct", settings),
+        "steps": settings["num_householder"],
+        "negative": settings["allow_neg_eigval"],
+    }
+    return mixer, _delta_tensors()
+
+
+@of_layers
+def comba(settings: Settings) -> LayerPlan:
+    """Plan the import of a Comba checkpoint, which normalises what it has corrected."""
+    settings.require("use_output_gate", True)
+    settings.require("num_v_heads", None, settings["num_heads"])
+    settings.require("use_output_correction", True)
+    settings.require("use_inner_decay", True)
+    mixer = {**_delta_rule("comba", settings), "renormalized": True}
+    return mixer, {**_delta_tensors(), "mixer.delta": "attn.decay", "mixer.D": "attn.D"}
+
+
+@of_layers
+def mom(settings: Settings) -> LayerPlan:
+    """Plan the import of a MoM checkpoint over gated DeltaNet, with a shared memory."""
+    settings.require("use_output_gate", True)
+    settings.require("shared_mem", True)
+    settings.require("single_kv_proj", False)
+    settings.require("mom_backend", "gated_deltanet")
+    memories = settings["num_memories"]
+    mixer = {
+        **_delta_rule("mom", settings),
+        "memories": memories,
+        "active": settings["topk"],
+    }
+    each = {"k": "k", "v": "v", "b": "beta", "a": "alpha"}
+    return mixer, {
+        **_delta_tensors(),
+        **{f"mixer.W_{ours}.weight": _stacked(name, memories) for name, ours in each.items()},
+        "mixer.W_r.weight": "attn.gate.weight",
+    }
+
+
+def _delta_rule(name: str, settings: Settings, value_heads: int | None = None) -> dict[str, Any]:
+    """What gated DeltaNet and its descendants have in common; `expand_v` is of a head's keys there,
+    of d here."""
     settings.require("use_short_conv", True)
     heads, width = settings["num_heads"], settings["head_dim"]
-    value_heads = settings.get("num_v_heads", None) or heads
-    mixer = {
-        "name": "gated_deltanet",
+    values = (value_heads or heads) * int(width * settings["expand_v"])
+    return {
+        "name": name,
         "heads": heads,
-        "value_heads": value_heads,
         "expand_k": heads * width / settings["hidden_size"],
-        "expand_v": value_heads * int(width * settings["expand_v"]) / settings["hidden_size"],
+        "expand_v": values / settings["hidden_size"],
         "conv": settings["conv_size"],
-        "negative": settings.get("allow_neg_eigval", False),
         "eps": settings["norm_eps"],
         "floor": FLOOR,
     }
-    table = {
+
+
+def _delta_tensors(log_a: str = "mixer.decay.log_a", bias: str = "mixer.decay.bias") -> Table:
+    return {
         **projections("q", "k", "v", "g", "o"),
         **convolutions("q", "k", "v"),
         "mixer.W_alpha.weight": "attn.a_proj.weight",
         "mixer.W_beta.weight": "attn.b_proj.weight",
-        "mixer.log_a": "attn.A_log",
-        "mixer.b_alpha": "attn.dt_bias",
+        log_a: "attn.A_log",
+        bias: "attn.dt_bias",
         "mixer.norm.weight": "attn.o_norm.weight",
     }
-    return mixer, table
+
+
+def _stacked(name: str, memories: int) -> TensorSource:
+    """The rows of all memories, those of the shared one last."""
+    first, *others = (f"attn.{name}_proj.{i}.weight" for i in range(memories))
+    return TensorSource(first, _stack, (*others, f"attn.shared_{name}.weight"))
+
+
+def _stack(*weights: Tensor) -> Tensor:
+    return torch.cat(weights)
 
 
 @of_layers
