@@ -155,7 +155,7 @@ def test_adapters_of_every_linear_layer_count(family: str) -> None:
     assert distance(expected[0], before) > 0.1
     assert max(map(distance, found, expected)) < 3 * CLOSE  # large adapters amplify roundings
     outputs = {n: p for n, p in adapted.named_parameters() if "out_proj.lora" in n}
-    assert len(outputs) == 2
+    assert len(outputs) == 4
     assert all(p.grad.abs().sum() > 0 for p in outputs.values())
 
 

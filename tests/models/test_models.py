@@ -42,6 +42,7 @@ from fastweights.models.loss import (
     squared_log_z,
 )
 from kinds import form_of, one_of_each, slow_but
+from model_laws import assert_checkpointed_gradients, assert_read_in_any_cut, moved
 from tiny import LAYERS, VOCABULARY, tiny, tiny_config, tokens
 
 pytestmark = pytest.mark.sampled
@@ -256,37 +257,8 @@ def test_foreign_and_broken_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 @each_form
-def test_left_padding_leaves_no_trace(layers: str) -> None:
-    model, ids = tiny(layers), tokens(2, 9)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    padded = model(ids, attention_mask=mask).logits
-    assert_close(padded[0, 4:], model(ids[:1, 4:]).logits[0])
-    assert_close(padded[1], model(ids[1:]).logits[0])
-
-
-@each_form
-def test_packed_documents_do_not_meet(layers: str) -> None:
-    model, ids = tiny(layers), tokens(1, 9)
-    packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]])).logits
-    apart = [model(ids[:, :4]).logits, model(ids[:, 4:]).logits]
-    assert_close(packed, torch.cat(apart, 1))
-
-
-@each_form
-def test_a_sequence_may_be_cut_anywhere(layers: str) -> None:
-    model, ids = tiny(layers), tokens(2, 9)
-    mask = torch.ones_like(ids)
-    mask[1, :2] = 0
-    cache, pieces = FastWeightsCache(), []
-    for start, end in ((0, 1), (1, 5), (5, 6), (6, 9)):
-        piece = model(
-            ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True
-        )
-        pieces.append(piece.logits)
-    assert cache.get_seq_length() == 9
-    whole = model(ids, attention_mask=mask).logits
-    assert_close(torch.cat(pieces, 1)[mask.bool()], whole[mask.bool()])
+def test_cut_padded_and_packed_sequences(layers: str) -> None:
+    assert_read_in_any_cut(tiny(layers))
 
 
 def test_embeddings_may_be_given_instead_of_ids() -> None:
@@ -560,19 +532,10 @@ def test_aligned_labels_get_logits_of_their_own_alone(monkeypatch: pytest.Monkey
 # ------------------
 
 
-def gradients(model: torch.nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
-    model.zero_grad()
-    model.train()(ids, labels=ids).loss.backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
-
-
 @each_form
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(layers: str, reentrant: bool) -> None:
-    model, ids = tiny(layers), tokens(2, 6)
-    plain = gradients(model, ids)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert_close(gradients(model, ids), plain)
+    assert_checkpointed_gradients(moved(tiny(layers)), reentrant=reentrant)
 
 
 def trainer(model: torch.nn.Module, path: Path, steps: int, **arguments: Any) -> Trainer:

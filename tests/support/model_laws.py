@@ -29,8 +29,9 @@ def assert_read_in_any_cut(model: FastWeightsForCausalLM) -> None:
     assert_close(padded[0, 4:], array(model(ids[:1, 4:]).logits[0]), "padded")
     pieces = [
         model(ids[:, i:j], attention_mask=mask[:, :j], past_key_values=cache, use_cache=True).logits
-        for i, j in ((0, 5), (5, 6), (6, 9))
+        for i, j in ((0, 1), (1, 5), (5, 6), (6, 9))
     ]
+    assert cache.get_seq_length() == 9
     assert_close(torch.cat(pieces, 1)[mask.bool()], array(padded[mask.bool()]), "cut")
     packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]] * 2)).logits
     apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
