@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
@@ -17,10 +16,8 @@ from fastweights.models.classify import (
 )
 from fastweights.models.config import FastWeightsConfig
 from fastweights.models.hf import FastWeightsForCausalLM
-from fastweights.models.released import RELEASED
+from fastweights.models.released import RELEASED, Fields
 from fastweights.models.size import count_parameters
-
-Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -216,32 +213,18 @@ def _metala_lra(depth: int, d: int, glu: int, **fields: Any) -> Fields:
 
 _text, _pair = FastWeightsForSequenceClassification, FastWeightsForSequencePairClassification
 _A4 = "MetaLA, Table A4; heads of 4 channels"
+_BOTH, _DROPPED = {"bidirectional": True}, {"residual_dropout": 0.1}
 
 METALA_LRA = {
-    "metala-lra-listops": Preset(
-        _metala_lra(6, 32, 64, vocab_size=18, num_labels=10), _A4, None, _text
-    ),
-    "metala-lra-text": Preset(
-        _metala_lra(4, 128, 256, vocab_size=135, residual_dropout=0.1), _A4, None, _text
-    ),
-    "metala-lra-retrieval": Preset(
-        _metala_lra(2, 256, 512, vocab_size=98, residual_dropout=0.1, bidirectional=True),
-        _A4,
-        None,
-        _pair,
-    ),
-    "metala-lra-image": Preset(
-        _metala_lra(6, 512, 512, vocab_size=256, num_labels=10, bidirectional=True),
-        _A4,
-        None,
-        _text,
-    ),
-    "metala-lra-pathfinder": Preset(
-        _metala_lra(6, 128, 128, vocab_size=256, bidirectional=True), _A4, None, _text
-    ),
-    "metala-lra-path-x": Preset(
-        _metala_lra(6, 32, 32, vocab_size=256, bidirectional=True), _A4, None, _text
-    ),
+    f"metala-lra-{task}": Preset(_metala_lra(*shape, **fields), _A4, None, model)
+    for task, shape, model, fields in (
+        ("listops", (6, 32, 64), _text, {"vocab_size": 18, "num_labels": 10}),
+        ("text", (4, 128, 256), _text, {"vocab_size": 135, **_DROPPED}),
+        ("retrieval", (2, 256, 512), _pair, {"vocab_size": 98, **_DROPPED, **_BOTH}),
+        ("image", (6, 512, 512), _text, {"vocab_size": 256, "num_labels": 10, **_BOTH}),
+        ("pathfinder", (6, 128, 128), _text, {"vocab_size": 256, **_BOTH}),
+        ("path-x", (6, 32, 32), _text, {"vocab_size": 256, **_BOTH}),
+    )
 }
 
 
