@@ -25,11 +25,28 @@ from fastweights.shapes import Embedded
 
 
 class FastWeightsClassifier(FastWeightsPreTrainedModel):
-    """A model whose head, `score`, is new where a checkpoint has none of it, as that of a language
-    model has none.
+    """A model and a linear score of its hidden states, which is new where a checkpoint has none of
+    it, as that of a language model has none.
     """
 
     new_head = "score"
+    trunk: type[FastWeightsTrunk] = FastWeightsModel
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__(config)
+        self.model = self.trunk(config)
+        self.score = self._make_score()
+        self.post_init()
+
+    def _make_score(self) -> nn.Module:
+        return score_layer(self.config, self.config.hidden_size)
+
+    def _classified(
+        self, x: Embedded, attention_mask: Tensor | None, labels: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        """The logits ``[b labels]`` of pooled hidden states, and their loss."""
+        logits = self.score(pool_tokens(self.config, x, attention_mask))
+        return {"logits": logits, "loss": classification_loss(self.config, logits, labels)}
 
 
 class FastWeightsForSequenceClassification(FastWeightsClassifier):
@@ -38,12 +55,6 @@ class FastWeightsForSequenceClassification(FastWeightsClassifier):
     `config.pooling` says how hidden states are pooled, `config.num_labels` how wide the score is;
     with `config.bidirectional` every mixer reads both ways.
     """
-
-    def __init__(self, config: FastWeightsConfig) -> None:
-        super().__init__(config)
-        self.model = FastWeightsModel(config)
-        self.score = score_layer(config, config.hidden_size)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -75,12 +86,8 @@ class FastWeightsForSequenceClassification(FastWeightsClassifier):
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
-        logits = self.score(pool_tokens(self.config, outputs.last_hidden_state, attention_mask))
-        return SequenceClassifierOutput(
-            loss=classification_loss(self.config, logits, labels),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-        )
+        found = self._classified(outputs.last_hidden_state, attention_mask, labels)
+        return SequenceClassifierOutput(**found, hidden_states=outputs.hidden_states)
 
 
 class FastWeightsForSequencePairClassification(FastWeightsClassifier):
@@ -93,13 +100,10 @@ class FastWeightsForSequencePairClassification(FastWeightsClassifier):
     the benchmark.
     """
 
-    def __init__(self, config: FastWeightsConfig) -> None:
-        super().__init__(config)
-        self.model = FastWeightsModel(config)
-        d, width = config.hidden_size, config.mlp_size
+    def _make_score(self) -> nn.Module:
+        d, width = self.config.hidden_size, self.config.mlp_size
         hidden = nn.Linear(4 * d, width), nn.ReLU(), nn.Linear(width, width // 2), nn.ReLU()
-        self.score = nn.Sequential(*hidden, score_layer(config, width // 2))
-        self.post_init()
+        return nn.Sequential(*hidden, score_layer(self.config, width // 2))
 
     @can_return_tuple
     def forward(
@@ -139,12 +143,6 @@ class FastWeightsForTokenClassification(FastWeightsClassifier):
     A mixer sees the tokens before the one it scores; with `config.bidirectional` those after it
     too.
     """
-
-    def __init__(self, config: FastWeightsConfig) -> None:
-        super().__init__(config)
-        self.model = FastWeightsModel(config)
-        self.score = score_layer(config, config.hidden_size)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -281,12 +279,7 @@ class FastWeightsForImageClassification(FastWeightsClassifier):
 
     config_class = FastWeightsVisionConfig
     main_input_name = "pixel_values"
-
-    def __init__(self, config: FastWeightsVisionConfig) -> None:
-        super().__init__(config)
-        self.model = FastWeightsVisionModel(config)
-        self.score = score_layer(config, config.hidden_size)
-        self.post_init()
+    trunk = FastWeightsVisionModel
 
     @can_return_tuple
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
@@ -299,10 +292,7 @@ class FastWeightsForImageClassification(FastWeightsClassifier):
         Returns:
             `logits` ``[b labels]``, and with labels their `loss`.
         """
-        logits = self.score(pool_tokens(self.config, self.model(pixel_values), None))
-        return ImageClassifierOutput(
-            loss=classification_loss(self.config, logits, labels), logits=logits
-        )
+        return ImageClassifierOutput(**self._classified(self.model(pixel_values), None, labels))
 
 
 def score_layer(config: FastWeightsConfig, width: int) -> nn.Linear:
