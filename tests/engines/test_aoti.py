@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,6 +31,7 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.models.methods import use_method
 from fastweights.training.loop.report import Reporter, WorkDone
 from kinds import first_of_each, one_of_each
+from model_laws import read_in_parts
 from pretrained import linear_llama
 from tiny import tiny, tokens
 
@@ -46,13 +46,10 @@ def test_chunks_are_the_model(name: str) -> None:
     """Fewer tokens than a chunk, several chunks, and some behind the last of them."""
     model, ids = tiny(name, num_hidden_layers=1), tokens(2, 23)
     wanted = model(input_ids=ids).logits
-    program, found = DecodingProgram(model), []
-    states = program.layout.empty(batch=2)
+    program = DecodingProgram(model)
     with use_method(model, LoopedChunks(8)):
-        for part in ids.split([3, 20], 1):
-            logits, *states = program(part, *states)
-            found.append(logits)
-    torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+        found, _ = read_in_parts(program, ids, [3, 20], program.layout.empty(batch=2))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -67,19 +64,10 @@ def test_graphs_are_the_model(name: str) -> None:
         wanted = model(input_ids=ids).logits
     programs = {key: unguarded(p) for key, p in export_programs(model).items()}
     for prompt in (138, 2):
-        found = read(programs, ids, prompt)
+        first, *states = programs["prefill"](ids[:, :prompt], *programs["start"](ids))
+        rest, _ = read_in_parts(programs["decode"], ids[:, prompt : prompt + 2], [1, 1], states)
+        found = torch.cat([first, rest], 1)
         torch.testing.assert_close(found, wanted[:, : prompt + 2], rtol=1e-8, atol=1e-8)
-
-
-def read(programs: dict[str, Any], ids: Tensor, prompt: int) -> Tensor:
-    """Logits of a prompt and of two tokens behind it."""
-    found, states = [], programs["start"](ids)
-    with torch.no_grad():
-        for piece in ids[:, : prompt + 2].split([prompt, 1, 1], 1):
-            program = programs["prefill" if piece.shape[1] > 1 else "decode"]
-            logits, *states = program(piece, *states)
-            found.append(logits)
-    return torch.cat(found, 1)
 
 
 WITHOUT_US = """

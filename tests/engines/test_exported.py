@@ -27,19 +27,28 @@ from fastweights.models import FastWeightsCache
 from fastweights.recurrence import DPLR, Decay, Mesa
 from fastweights.recurrence.solvers import Chebyshev, ConjugateGradient, Solver
 from kinds import one_of_each
+from model_laws import read_in_parts
 from pretrained import linear_llama
 from tiny import tiny, tokens
 
 
-@pytest.mark.parametrize("name", one_of_each(MIXERS))
-def test_zeros_are_the_empty_state(name: str) -> None:
-    model = tiny(name, torch.float32, num_hidden_layers=1)
+def assert_zeros_are_the_empty_state(model: Any) -> None:
     program, ids = DecodingProgram(model), tokens(2, 5)
+    found, _ = read_in_parts(program, ids, [3, 2], program.layout.empty(batch=2))
     with torch.no_grad():
         wanted = model(input_ids=ids).logits
-        logits, *past = program(ids[:, :3], *program.layout.empty(batch=2))
-        after, *_ = program(ids[:, 3:], *past)
-    torch.testing.assert_close(torch.cat([logits, after], 1), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", one_of_each(MIXERS))
+def test_zeros_are_the_empty_state(name: str) -> None:
+    assert_zeros_are_the_empty_state(tiny(name, torch.float32, num_hidden_layers=1))
+
+
+def test_shared_blocks_have_states_of_their_own() -> None:
+    shared = [{"layers": [0, 2], "width": 12, "heads": 2}]
+    fields = {"mlp": None, "num_hidden_layers": 3, "shared_blocks": shared}
+    assert_zeros_are_the_empty_state(tiny("linear", torch.float32, **fields))
 
 
 def test_states_are_said_by_what_they_are() -> None:
@@ -68,17 +77,6 @@ def test_states_go_there_and_back() -> None:
         assert torch.equal(one, other)
 
 
-def test_shared_blocks_have_states_of_their_own() -> None:
-    shared = [{"layers": [0, 2], "width": 12, "heads": 2}]
-    model = tiny("linear", torch.float32, mlp=None, num_hidden_layers=3, shared_blocks=shared)
-    program, ids = DecodingProgram(model), tokens(2, 5)
-    with torch.no_grad():
-        wanted = model(input_ids=ids).logits
-        _, *past = program(ids[:, :3], *program.layout.empty(batch=2))
-        after, *_ = program(ids[:, 3:], *past)
-    torch.testing.assert_close(after, wanted[:, 3:], rtol=1e-4, atol=1e-4)
-
-
 LINEAR = {
     "lolcats": {"window": 4},
     "landmarks": {"window": 4, "features": "landmarks", "feature_dim": 4, "sinks": 2},
@@ -97,12 +95,9 @@ def test_zeros_are_the_empty_state_of_linearized_models(name: str, layers: Any) 
     program, ids = DecodingProgram(model), tokens(2, 23)
     wanted = model(input_ids=ids).logits
     for method in (Auto(), LoopedChunks(8)):
-        found, states = [], program.layout.empty(batch=2)
         with program.layout.use_method(method):
-            for part in ids.split([3, 20], 1):
-                logits, *states = program(part, *states)
-                found.append(logits)
-        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+            found, states = read_in_parts(program, ids, [3, 20], program.layout.empty(batch=2))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         assert torch.equal(states[0], torch.tensor([23, 23]))
 
 
@@ -117,12 +112,8 @@ def test_graphs_of_linearized_models_read_any_number_of_tokens(name: str) -> Non
         wanted = model(input_ids=ids).logits
     graph = unguarded(program.trace(Steps(), TOKENS))
     for lengths in ([20, 2, 1], [2, 21]):
-        found, states = [], program.layout.empty(batch=3)
-        with torch.no_grad():
-            for part in ids.split(lengths, 1):
-                logits, *states = graph(part, *states)
-                found.append(logits)
-        torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-4, atol=1e-4)
+        found, _ = read_in_parts(graph, ids, lengths, program.layout.empty(batch=3))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_that_keep_more_than_graphs_hold_are_named() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from fastweights.engines.transformers.serve import serve_ours, serve_rounded
 from fastweights.models import Int8Linear, quantize
 from fastweights.training.data.tokenizers import Bytes
+from http_server import ask, ask_stream, http_server
 from pretrained import linear_llama, llama
 from tiny import tiny
 
@@ -98,64 +97,31 @@ def test_continuous_batching_is_refused_in_words(make: Any) -> None:
         model.generate_batch([[1, 2]])
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
-
-
-def start(*words: str) -> Iterator[str]:
-    """The address of a server that runs until the iterator ends."""
-    port = free_port()
-    command = [sys.executable, "-m", "fastweights.cli", "transformers", "serve", *words]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HUB_OFFLINE": "1"}
-    server = subprocess.Popen([*command, "--device=cpu", f"--port={port}"], env=environment)
-    try:
-        wait_for(f"http://localhost:{port}/health", server)
-        yield f"http://localhost:{port}"
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
-        assert server.poll() is None, "the server ended"
-        try:
-            with urlopen(address):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise TimeoutError(f"nothing answers at {address}")
+def start(folder: Path, *words: str) -> AbstractContextManager[str]:
+    """The address of a server."""
+    command = ["fastweights.cli", "transformers", "serve", *words, "--device=cpu"]
+    return http_server(command, folder / "server.log")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    yield from start()
+def server(folders: Path) -> Iterator[str]:
+    with start(folders) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
-def batching_server() -> Iterator[str]:
-    yield from start("--continuous-batching")
-
-
-def ask(address: str, way: str, **body: Any) -> str:
-    given = {"max_tokens": NEW, "temperature": 0} | body
-    words = json.dumps(given).encode()
-    request = Request(f"{address}/v1/{way}", words, {"Content-Type": "application/json"})
-    with urlopen(request, timeout=120) as answer:
-        return answer.read().decode()
+def batching_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with start(tmp_path_factory.mktemp("batching"), "--continuous-batching") as address:
+        yield address
 
 
 def complete(address: str, model: Path, prompt: str) -> str:
-    found = json.loads(ask(address, "completions", model=str(model), prompt=prompt))
-    return found["choices"][0]["text"]
+    return ask(address, "completions", model=str(model), prompt=prompt, max_tokens=NEW)["text"]
 
 
-def pieces_of(stream: str) -> list[str]:
-    """The texts of server-sent events."""
-    told = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data:")]
-    choices = [json.loads(one)["choices"][0] for one in told if one != "[DONE]"]
+def pieces_of(address: str, way: str, **body: Any) -> list[str]:
+    """The texts that are streamed."""
+    choices = ask_stream(address, way, max_tokens=NEW, **body)
     found = [c["text"] if "text" in c else c["delta"].get("content") for c in choices]
     return [text for text in found if text]
 
@@ -172,16 +138,15 @@ class TestServer:
         assert complete(server, folders / name, "Once") == expected(folders / name, "Once")
 
     def test_completions_are_streamed(self, server, folders, name) -> None:
-        given = {"model": str(folders / name), "prompt": "Once", "stream": True}
-        pieces = pieces_of(ask(server, "completions", **given))
+        pieces = pieces_of(server, "completions", model=str(folders / name), prompt="Once")
         assert len(pieces) > 1
         assert settled("".join(pieces)) == settled(complete(server, folders / name, "Once"))
 
     def test_a_chat_is_streamed(self, server, folders, name) -> None:
         given = {"model": str(folders / name), "messages": [{"role": "user", "content": "Hi"}]}
-        whole = json.loads(ask(server, "chat/completions", **given))
-        pieces = pieces_of(ask(server, "chat/completions", **given, stream=True))
-        text = whole["choices"][0]["message"]["content"]
+        whole = ask(server, "chat/completions", max_tokens=NEW, **given)
+        pieces = pieces_of(server, "chat/completions", **given)
+        text = whole["message"]["content"]
         assert text == expected(folders / name, "user: Hi\nassistant: ")
         assert len(pieces) > 1
         assert settled("".join(pieces)) == settled(text)
@@ -205,20 +170,20 @@ def test_asking_for_continuous_batching_is_answered(batching_server, folders, na
 @pytest.mark.serving
 def test_one_model_for_all_requests(folders: Path) -> None:
     """A server that is started with a folder loads it at once, and needs no name."""
-    for address in start(str(folders / "ours")):
-        found = json.loads(ask(address, "completions", prompt="Once"))
-        assert found["choices"][0]["text"] == expected(folders / "ours", "Once")
+    with start(folders / "ours", str(folders / "ours")) as address:
+        found = ask(address, "completions", model=None, prompt="Once", max_tokens=NEW)
+        assert found["text"] == expected(folders / "ours", "Once")
 
 
 @pytest.mark.serving
 def test_a_server_of_weights_of_bytes(folders: Path) -> None:
-    for address in start(str(folders / "ours"), "--int8"):
-        found = json.loads(ask(address, "completions", prompt="Once"))
+    with start(folders / "ours", str(folders / "ours"), "--int8") as address:
+        found = ask(address, "completions", model=None, prompt="Once", max_tokens=NEW)
         model = AutoModelForCausalLM.from_pretrained(folders / "ours")
         tokenizer = AutoTokenizer.from_pretrained(folders / "ours")
         ids = tokenizer("Once", return_tensors="pt")
         new = quantize(model).generate(**ids, max_new_tokens=NEW, do_sample=False)[0, 4:]
-        assert found["choices"][0]["text"] == tokenizer.decode(new, skip_special_tokens=True)
+        assert found["text"] == tokenizer.decode(new, skip_special_tokens=True)
 
 
 @pytest.mark.serving

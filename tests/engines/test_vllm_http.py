@@ -29,8 +29,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any,
     words.chat_template = TEMPLATE
     model = tiny("hybrid", torch.float32, vocab_size=len(words))
     save_model(model, words, folder / "model")
-    settings = ["--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "64"]
-    with http_server(folder / "model", *settings) as address:
+    command = ["vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
+    command += ["--served-model-name", "m", "--host", "localhost", "--dtype", "float32"]
+    command += ["--max-model-len", "512", "--max-num-batched-tokens", "64"]
+    few = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with http_server(command, folder / "server.log", **few) as address:
         yield address, model, words
 
 

@@ -1,9 +1,10 @@
-"""vLLM's server as a process of its own, and requests to it."""
+"""Servers of models as processes of their own, and requests to them."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,29 +16,39 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PATIENCE = 300.0
 """Seconds in which a server has to be there."""
 
 
 @contextmanager
-def http_server(folder: Path, *arguments: str) -> Iterator[str]:
-    """The address of a server of the model in `folder`, which ends with the block."""
+def http_server(
+    command: list[str], log: Path, ending: signal.Signals = signal.SIGTERM, **settings: str
+) -> Iterator[str]:
+    """The address of the server that a module of Python is, which ends with the block.
+
+    Args:
+        command: The module and its arguments but for the port.
+        log: The file that takes what it says.
+        ending: The signal that it is ended by.
+        settings: Of its environment.
+    """
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    options = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), *arguments]
-    with (folder / "server.log").open("w") as log:
+    settings = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **settings}
+    with log.open("w") as said:
         server = subprocess.Popen(
-            [*command, *options], env={**os.environ, **SETTINGS}, stdout=log, stderr=log
+            [sys.executable, "-m", *command, "--port", str(port)],
+            env={**os.environ, **settings, "HF_HUB_OFFLINE": "1"},
+            stdout=said,
+            stderr=said,
         )
         try:
-            address = f"http://127.0.0.1:{port}"
-            _wait(address, server, folder / "server.log")
+            address = f"http://localhost:{port}"
+            _wait(address, server, log)
             yield address
         finally:
-            server.terminate()
+            server.send_signal(ending)
             server.wait(60)
 
 
@@ -54,8 +65,9 @@ def _wait(address: str, server: subprocess.Popen, log: Path) -> None:
 
 
 def _post(address: str, path: str, body: dict[str, Any]) -> Request:
-    data = json.dumps({"model": "m", "temperature": 0, **body}).encode()
-    return Request(f"{address}/v1/{path}", data, {"Content-Type": "application/json"})
+    given = {"model": "m", "temperature": 0, **body}
+    data = json.dumps({name: value for name, value in given.items() if value is not None})
+    return Request(f"{address}/v1/{path}", data.encode(), {"Content-Type": "application/json"})
 
 
 def ask(address: str, path: str, **body: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,18 @@ def assert_read_in_any_cut(model: FastWeightsForCausalLM) -> None:
     packed = model(ids, segments=torch.tensor([[5, 5, 5, 5, 2, 2, 2, 2, 2]] * 2)).logits
     apart = torch.cat([model(ids[:, :4]).logits, model(ids[:, 4:]).logits], 1)
     assert_close(packed, array(apart), "packed")
+
+
+def read_in_parts(
+    call: Callable[..., tuple[Tensor, ...]], ids: Tensor, lengths: list[int], states: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The logits of parts of a text by a program, one after another, and the states behind them."""
+    found = []
+    with torch.no_grad():
+        for part in ids.split(lengths, 1):
+            logits, *states = call(part, *states)
+            found.append(logits)
+    return torch.cat(found, 1), states
 
 
 def assert_checkpointed_gradients(model: FastWeightsForCausalLM, *, reentrant: bool) -> None:
