@@ -69,18 +69,19 @@ class _TableFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            _follow(spec.loader, self.register)
+            follow(spec.loader, lambda _: self.register())
         return spec
 
 
-def _follow(loader: Any, register: Callable[[], None]) -> None:
+def follow(loader: Any, then: Callable[[ModuleType], None]) -> None:
+    """Have a loader hand each module to `then` once it has run."""
     execute = loader.exec_module
 
-    def execute_and_register(module: ModuleType) -> None:
+    def execute_and_follow(module: ModuleType) -> None:
         execute(module)
-        register()
+        then(module)
 
-    loader.exec_module = execute_and_register
+    loader.exec_module = execute_and_follow
 
 
 def _register_projections() -> None:

@@ -1,6 +1,7 @@
 """The configuration of every language model of the library."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from difflib import get_close_matches
 from functools import partial
@@ -250,28 +251,20 @@ class FastWeightsConfig(CarriesCode):
             value = getattr(self, name)
             if value not in known and (name, value) != ("mlp", None):
                 raise ValueError(f"{name} = {value!r}; there are {', '.join(sorted(known))}")
-        if self.parallel_residual and None in self.layer_mlps:
-            raise ValueError(
-                "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave"
-                " it out"
-            )
-        if self.parallel_residual and self.normalized_residual:
-            raise ValueError(
-                "parallel_residual and normalized_residual are two ways to add to the stream; set"
-                " one of them"
-            )
-
-        if self.normalized_residual and any(self.post_norm):
-            raise ValueError(
-                "normalized_residual adds to what the norms give, and post_norm has none in"
-                " front; set one of them"
-            )
-
-        if self.sandwich_norms and any(self.post_norm):
-            raise ValueError(
-                "sandwich_norms puts norms on both sides, and post_norm has none in front; set"
-                " one of them"
-            )
+        parallel, normalized = self.parallel_residual, self.normalized_residual
+        behind = any(self.post_norm)
+        for message, contradictory in {
+            "parallel_residual = True, but there is no MLP to be parallel to; set mlp or leave it"
+            " out": parallel and None in self.layer_mlps,
+            "parallel_residual and normalized_residual are two ways to add to the stream; set one"
+            " of them": parallel and normalized,
+            "normalized_residual adds to what the norms give, and post_norm has none in front; set"
+            " one of them": normalized and behind,
+            "sandwich_norms puts norms on both sides, and post_norm has none in front; set one of"
+            " them": self.sandwich_norms and behind,
+        }.items():
+            if contradictory:
+                raise ValueError(message)
 
     def _check_mixers(self) -> None:
         if not 1 <= len(self.post_norm) <= self.num_hidden_layers:
@@ -326,33 +319,31 @@ class FastWeightsConfig(CarriesCode):
             if len(set(places)) < len(places) or used & set(places):
                 raise ValueError(f"{named} uses a layer twice; a layer shares one block at most")
             used |= set(places)
+        with self._trial(f"shared_blocks = {self.shared_blocks}"):
+            self.make_shared_blocks()
+
+    @contextmanager
+    def _trial(self, what: str) -> Iterator[None]:
+        """A block that builds this part on the meta device, which takes no memory, to see whether
+        it can be.
+        """
         with torch.device("meta"):
             try:
-                self.make_shared_blocks()
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"shared_blocks = {self.shared_blocks} at hidden_size = {self.hidden_size}:"
-                    f" {error}"
-                ) from error
+                yield
+            except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(f"{what} at hidden_size = {self.hidden_size}: {error}") from error
 
     def _try_mlp(self, position: int, mlp: dict[str, Any] | None) -> None:
-        """Build the MLP on the meta device to see whether it can be."""
         if mlp is None:
             return
         if mlp.get("name") not in MLPS:
             raise ValueError(f'mlps[{position}] = {mlp}; its "name" is one of {", ".join(MLPS)}')
         if not isinstance(mlp.get("width"), int) or mlp["width"] < 1:
             raise ValueError(f'mlps[{position}] = {mlp}; its "width" is a whole number from 1')
-        with torch.device("meta"):
-            try:
-                self.make_mlp(position)
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"mlps[{position}] = {mlp} at hidden_size = {self.hidden_size}: {error}"
-                ) from error
+        with self._trial(f"mlps[{position}] = {mlp}"):
+            self.make_mlp(position)
 
     def _try_mixer(self, position: int, mixer: dict[str, Any]) -> list[Mixer]:
-        """Build a layer's mixers on the meta device, which takes no memory, as a trial."""
         if "name" not in mixer:
             raise ValueError(f'mixers[{position}] = {mixer} lacks "name"')
         beside = mixer.get("beside", [])
@@ -368,10 +359,5 @@ class FastWeightsConfig(CarriesCode):
                 f"bidirectional = True, but mixers[{position}] are several side by side; one reads"
                 " both ways"
             )
-        with torch.device("meta"):
-            try:
-                return self.make_mixers(mixer)
-            except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"mixers[{position}] = {mixer} at hidden_size = {self.hidden_size}: {error}"
-                ) from error
+        with self._trial(f"mixers[{position}] = {mixer}"):
+            return self.make_mixers(mixer)

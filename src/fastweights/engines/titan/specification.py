@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from copy import copy
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from fastweights.engines.titan.names import (
 )
 from fastweights.engines.titan.parallelize import parallelize
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.size import sketch_of
 from fastweights.training.loop.optimizers import AdamW, matrices
 
 ANY_LAYER = rf"layers.\\d+.(?:{_CHECKPOINT_PREFIX})?"
@@ -129,10 +129,8 @@ def optimizer_config(optimizer: AdamW, config: FastWeightsConfig) -> OptimizersC
 
 def _pattern_of(config: FastWeightsConfig) -> str:
     """A regular expression of the names of all weights that decay, recomputed layers' as well."""
-    sketch = copy(config)
-    sketch.num_hidden_layers = config.period
     with torch.device("meta"):
-        model = FastWeightsForCausalLM(sketch)
+        model = FastWeightsForCausalLM(sketch_of(config))
     decayed = {id(p) for p in matrices(model)}
     names = {
         re.sub(r"layers\.\d+\.", ANY_LAYER, name)

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+from fastweights.auto import follow
 from fastweights.engines.transformers.convolutions import CONVOLUTIONS
 from fastweights.engines.transformers.delta import DELTA_RULES
 from fastweights.engines.transformers.loops import LOOPS
@@ -253,14 +254,7 @@ class _Finder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def execute_and_visit(module: ModuleType) -> None:
-            execute(module)
-            self.visit(module)
-
-        loader.exec_module = execute_and_visit
+        follow(spec.loader, self.visit)
         return spec
 
 
