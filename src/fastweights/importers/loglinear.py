@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastweights.importers.fla import swiglu_width
 from fastweights.importers.mamba import MAMBA2, OUTER, UNLIMITED, mamba2_weights
 from fastweights.importers.plan import (
@@ -42,7 +44,11 @@ def log_linear_mamba2(source: CheckpointSource) -> ImportPlan:
 def _layer(settings: Settings) -> LayerPlan:
     """Behind those of Mamba-2, λ of all heads are rows of the one matrix."""
     d, biased = settings["hidden_size"], settings["use_conv_bias"]
-    mixer = {"name": "loglinear_mamba2", **settings.pick(MAMBA2), "eps": settings["norm_eps"]}
+    mixer: dict[str, Any] = {
+        "name": "loglinear_mamba2",
+        **settings.pick(MAMBA2),
+        "eps": settings["norm_eps"],
+    }
     levels = rows(-mixer["heads"] * LEVELS)
     return {**mixer, "levels": LEVELS}, {
         **mamba2_weights(mixer, d, "mixer", conv_bias=biased),

@@ -179,7 +179,7 @@ def plan_layers(
     """
     settings = source.settings
     sparse = any(mlp["name"] == "experts" for mlp, _ in mlps)
-    stated = {
+    stated: dict[str, Any] = {
         **settings.common,
         "num_hidden_layers": len(layers),
         "mixers": shortest_period([mixer for mixer, _ in layers]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -30,7 +30,7 @@ class FastWeightsClassifier(FastWeightsPreTrainedModel):
     """
 
     new_head = "score"
-    trunk: type[FastWeightsTrunk] = FastWeightsModel
+    trunk: type[Any] = FastWeightsModel
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
@@ -43,7 +43,7 @@ class FastWeightsClassifier(FastWeightsPreTrainedModel):
 
     def _classified(
         self, x: Embedded, attention_mask: Tensor | None, labels: Tensor | None
-    ) -> dict[str, Tensor | None]:
+    ) -> dict[str, Any]:
         """The logits ``[b labels]`` of pooled hidden states, and their loss."""
         logits = self.score(pool_tokens(self.config, x, attention_mask))
         return {"logits": logits, "loss": classification_loss(self.config, logits, labels)}
