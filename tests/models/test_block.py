@@ -4,6 +4,7 @@ property.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from fastweights import FastWeightsCache, FastWeightsForCausalLM
@@ -225,6 +227,33 @@ def test_saving_and_gradients(option: str, tmp_path: Path) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_a_checkpoint_from_before_the_options_is_the_same_model(tmp_path: Path) -> None:
+    model = drawn("default", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    known = {
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "mixers",
+        "intermediate_size",
+        "norm_eps",
+    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({name: config[name] for name in known}))
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path)(tokens(1, 5)).logits,
+        model(tokens(1, 5)).logits,
+    )
+    assert {
+        name.split(".")[-2] for name in load_file(tmp_path / "model.safetensors") if ".mlp." in name
+    } == {
+        "W_1",
+        "W_2",
+        "W_3",
+    }
+
+
 def test_dropout_is_of_training_and_keeps_the_mean() -> None:
     model = tiny(embedding_dropout=0.5, hidden_size=64, dtype=torch.float32)
     ids = tokens(1, 8)
@@ -302,3 +331,17 @@ def test_more_tokens_than_positions() -> None:
         8,
         VOCABULARY,
     )
+
+
+def test_fields_of_earlier_checkpoints_are_read() -> None:
+    mixers = [
+        {"name": "mla", "turned": 4, "beside": [{"name": "mamba3", "still": False}]},
+        {"name": "metala"},
+    ]
+    config = tiny_config(num_hidden_layers=2)
+    stored = {**config.to_dict(), "norms_behind": [True], "mixers": mixers}
+    del stored["post_norm"]
+    read = type(config).from_dict(stored)
+    assert read.post_norm == [True]
+    beside = [{"name": "mamba3", "partial_rotation": False}]
+    assert read.mixers == [{"name": "mla", "rope_dim": 4, "beside": beside}, mixers[1]]

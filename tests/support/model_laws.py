@@ -29,6 +29,7 @@ def assert_read_in_any_cut(model: FastWeightsForCausalLM) -> None:
     mask[0, :4] = 0
     padded = model(ids, attention_mask=mask).logits
     assert_close(padded[0, 4:], array(model(ids[:1, 4:]).logits[0]), "padded")
+    assert_close(padded[1], array(model(ids[1:]).logits[0]), "beside a padded one")
     pieces = [
         model(ids[:, i:j], attention_mask=mask[:, :j], past_key_values=cache, use_cache=True).logits
         for i, j in ((0, 1), (1, 5), (5, 6), (6, 9))

@@ -173,7 +173,8 @@ def build_family(family: str, **settings: Any) -> nn.Module:
         fields["text_config"] = {**COMMON, **ENDS, **fields["text_config"]}
     torch.manual_seed(0)
     config = CONFIG_MAPPING[kind](**fields)
-    config._experts_implementation = "eager"  # its kernels want widths that are multiples
+    if family in _IMPORTED:
+        config._experts_implementation = "eager"  # its kernels want widths that are multiples
     auto = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
     model = auto.from_config(config)
     for name, parameter in model.named_parameters():

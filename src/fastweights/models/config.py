@@ -20,6 +20,26 @@ from fastweights.mixers.shared import SharedBlock
 from fastweights.models.cache_names import CACHE
 from fastweights.models.checkpoint_code import CarriesCode
 
+RENAMED_FIELDS = {"norms_behind": "post_norm"}
+RENAMED_ARGUMENTS = {("mla", "turned"): "rope_dim", ("mamba3", "still"): "partial_rotation"}
+"""Today's names of fields, and of a mixer's arguments, by those of earlier checkpoints."""
+
+
+def _with_new_names(fields: dict[str, Any]) -> dict[str, Any]:
+    """The content of a stored configuration, or of an entry of its `mixers`, by today's names."""
+    mixer = fields.get("name")
+    found = {
+        RENAMED_ARGUMENTS.get((str(mixer), name)) or RENAMED_FIELDS.get(name, name): value
+        for name, value in fields.items()
+    }
+    several = [name for name in ("mixers", "beside") if isinstance(found.get(name), list)]
+    return found | {name: [_entry(one) for one in found[name]] for name in several}
+
+
+def _entry(found: Any) -> Any:
+    """Anything else is refused where it is checked."""
+    return _with_new_names(found) if isinstance(found, dict) else found
+
 
 def _without(fields: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
@@ -134,7 +154,7 @@ class FastWeightsConfig(CarriesCode):
                 f"this checkpoint holds a {kind!r} model, not a {cls.model_type!r} one; load it"
                 " with from_pretrained of the transformers.AutoModel… of its task"
             )
-        return super().from_dict(config_dict, **kwargs)
+        return super().from_dict(_with_new_names(config_dict), **kwargs)
 
     @property
     def mlp_size(self) -> int:
