@@ -120,17 +120,14 @@ class CudaClock(DeviceClock):
     measured is the GPU's time: the host's is another figure.
     """
 
-    def __init__(
-        self, device: torch.device, flush_bytes: int = 1 << 28, idle_cycles: int = 8_000_000
-    ) -> None:
-        self._dirt = torch.empty(flush_bytes, dtype=torch.int8, device=device)
-        self._idle_cycles = idle_cycles
+    def __init__(self, device: torch.device) -> None:
+        self._dirt = torch.empty(1 << 28, dtype=torch.int8, device=device)
 
     def sample(self, function: Function, calls: int) -> float:
         total = 0.0
         for _ in range(calls):
             self._dirt.zero_()
-            torch.cuda._sleep(self._idle_cycles)
+            torch.cuda._sleep(8_000_000)
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
             function()
