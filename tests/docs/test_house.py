@@ -9,7 +9,7 @@ from house import House
 CEILINGS = {
     "type_tests": 11,
     "twins": 1,
-    "short_files": 33,
+    "short_files": 32,
     "circles": 0,
 }
 LONGEST_FUNCTION = 80

@@ -172,6 +172,7 @@ def outputs(
     b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
     inside = tl.arange(0, sizes.C)
 
+    # rows kᵀ and rows S, summed over blocks of K, before anything decays
     total = zero_matrix(sizes.C, sizes.BV)
     weights = zero_matrix(sizes.C, sizes.C)
     for first in range(0, sizes.K, sizes.BK):
@@ -181,6 +182,7 @@ def outputs(
         keys = load_tile_transposed(k, b, h, tokens, length, columns, sizes.K)
         weights = multiply_wide_add(queries, keys, weights, sizes.KIND)
         total = multiply_wide_add(queries, state, total, sizes.KIND)
+    # P: a pair decays from its key to its row; (rows ∘ read) S: the state to a row
     if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
         weights *= pair_decay(g, sizes.C, STRICT, sizes.KIND)

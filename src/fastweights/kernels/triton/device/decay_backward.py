@@ -72,6 +72,7 @@ def value_gradients(
     b, h, start, tokens = chunk_of(index, length, heads, sizes.C)
     inside, end = tl.arange(0, sizes.C), tl.minimum(start + sizes.C, length)
 
+    # k rowsᵀ and k dS', summed over blocks of K, before anything decays
     total = zero_matrix(sizes.C, sizes.BV)
     weights = zero_matrix(sizes.C, sizes.C)
     for first in range(0, sizes.K, sizes.BK):
@@ -82,12 +83,14 @@ def value_gradients(
         if d_states is not None:
             d_state = load_matrix(d_states, index, columns, sizes.K, across, sizes.V)
             total = multiply_wide_add(keys, d_state, total, sizes.KIND)
+    # Pᵀ: a pair decays from its key to its row; (k ∘ write) dS': a key to the end of its chunk
     if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
         weights *= pair_decay_transposed(g, sizes.C, STRICT, sizes.KIND)
         total *= head_write(log_decay, b, h, tokens, end, sizes.KIND)[:, None]
     else:
         weights = tl.where(causal_transposed(sizes.C, STRICT), weights, 0.0)
+    # where a chunk decays too steeply for its middle, P was computed by levels
     if steep is not None:
         steeply = tl.load(steep + index) != 0
         if steeply:
@@ -188,6 +191,7 @@ def reader_gradients(
     )
     queries = load_tile(rows, b, h, tokens, length, columns, sizes.K)
     keys = load_tile(k, b, h, tokens, length, columns, sizes.K)
+    # read ∘ (dO Sᵀ);  write ∘ (V dS'ᵀ);  of log carry: Σ k ∘ (write ∘ V dS'ᵀ) + carry Σ S ∘ dS'
     if log_decay is not None:
         g = load_head_decay(log_decay, b, h, tokens, length)
         end = tl.minimum(start + sizes.C, length)
@@ -202,12 +206,14 @@ def reader_gradients(
         carried = tl.sum(tl.exp2(load_end(ends, index, 1, columns, sizes.K)), axis=1) * d_carry
         d_end = tl.sum(keys * d_keys, axis=0) + carried
         store_matrix(d_ends, index, tl.arange(0, 1), 1, columns, sizes.K, d_end[None, :])
+    # dP with the keys;  dPᵀ with the rows
     seen = tl.where(causal(sizes.C, STRICT), pairs, 0.0)
     d_queries = multiply_wide_add(seen, keys, d_queries, sizes.KIND)
     seen = tl.where(causal_transposed(sizes.C, STRICT), pairs, 0.0)
     d_keys = multiply_wide_add(seen, queries, d_keys, sizes.KIND)
     if d_log_decay is not None:
-        # as in `anchored.store_channel_decay_gradient`
+        # as in `anchored.store_channel_decay_gradient`: what token t decays is all that was written
+        # before it and read after it, so Σ_{s≥t} (rows ∘ drows - k ∘ dk) of the chunk, and its end
         d_sums = tl.sum(queries * d_queries - keys * d_keys, axis=1)
         found = tl.cumsum(d_sums, axis=0, reverse=True) + d_end
         found = tl.where(g == float("-inf"), 0.0, found)[:, None]
