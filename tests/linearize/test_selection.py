@@ -181,7 +181,7 @@ def test_recall_is_measured_on_far_text(length: int, made_length: int) -> None:
     ids = torch.tensor(tokenizer.encode(prose, add_special_tokens=False))
     pieces = [{"input_ids": piece[None]} for piece in ids.split(512)]
     made = RecallLost().text(pieces, tokenizer, length)
-    assert len(made) == len(ids) // made_length
+    assert len(made) == round(len(ids) / made_length)
     for batch in made:
         assert batch["input_ids"].shape == batch["distance"].shape == (1, made_length)
         back = torch.arange(made_length) - batch["distance"]

@@ -242,7 +242,7 @@ class RecallLost(LossMeasure):
         ids = torch.cat([sequence["input_ids"][0] for sequence in sequences])
         prose = tokenizer.decode(ids, skip_special_tokens=True)
         length = max(length, *(sequence["input_ids"].shape[1] for sequence in sequences))
-        count = max(1, len(ids) // length)
+        count = max(1, round(len(ids) / length))
         made = far_text(tokenizer, [prose], count=count, length=length)
         rows = zip(made.tokens.split(1), made.distance.split(1), strict=True)
         return [{"input_ids": tokens, "distance": distance} for tokens, distance in rows]
