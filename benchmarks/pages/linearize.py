@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from math import exp
 from statistics import mean, median
 from typing import Any
@@ -127,6 +128,7 @@ def pretrained() -> str:
         "book",
         "its nats to 256, 1,024, 4,096",
         "LAMBADA",
+        "SQuAD",
         "numbers found",
         "at 2,048",
         "minutes",
@@ -139,11 +141,21 @@ def pretrained() -> str:
 
 
 def _pretrained_rows() -> list[Row]:
+    answered = {_of(row): row["squad"] for name in ANSWERS for row in rows_of(name)}
     return [
-        {**row, "commit": results(name)["header"]["commit"][:9]}
+        {**row, "squad": answered.get(_of(row)), "commit": results(name)["header"]["commit"][:9]}
         for name in PRETRAINED
         for row in rows_of(name)
     ]
+
+
+def _of(row: Row) -> tuple[Any, ...]:
+    """What a row measures."""
+    return tuple(row[name] for name in ("model", "method", "tokens", "attention"))
+
+
+ANSWERS = ("linearize_pretrained_answers", "linearize_pretrained_more_answers")
+"""Files of answers to SQuAD's questions, of some of the rows."""
 
 
 PRETRAINED = (
@@ -157,6 +169,8 @@ PRETRAINED = (
     "linearize_pretrained_budget_recall",
     "linearize_pretrained_more",
     "linearize_pretrained_windows",
+    "linearize_pretrained_students",
+    "linearize_pretrained_far_recall",
 )
 """Files of results, the last measured last."""
 
@@ -187,6 +201,7 @@ def _pretrained(row: Row) -> list[str]:
         *(f"{row[name]:.2f}" for name in ("wikitext", "book")),
         ", ".join(f"{nats:.2f}" for nats in row["book_by_position"]),
         f"{row['lambada']:.0%}",
+        "" if row["squad"] is None else f"{row['squad']:.0%}",
         f"{found['mean']:.0%}",
         f"{mean(found['accuracy'][-1]):.0%}",
         f"{row['seconds'] / 60:.1f}" if converted else "",
@@ -211,7 +226,7 @@ def pretrained_picture() -> bytes:
     for panel, (field, title) in zip(axes[0], TEXTS.items(), strict=True):
         (softmax,) = {row[field] for row in rows if row["attention"] == SOFTMAX}
         panel.axhline(softmax, color="black", linewidth=0.8, linestyle="--", label=SOFTMAX)
-        for name, color in zip(names, PALETTE, strict=False):
+        for name, color in zip(names, cycle(PALETTE)):
             own = sorted((r for r in rows if _series(r) == name), key=lambda row: row["state"])
             states, values = ([one[key] for one in own] for key in ("state", field))
             fills = [color if one["tokens"] and name != STREAMING else "none" for one in own]
