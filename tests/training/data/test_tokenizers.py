@@ -29,6 +29,18 @@ TEXT = "Früher war alles besser, sagte sie. 😀 "
 TOKENIZERS = {"byte": Bytes().build(()), "bpe": BPE(400).build([TEXT * 50])}
 
 
+def bytes_alone() -> PreTrainedTokenizerFast:
+    """A tokenizer of the 256 bytes, without special tokens."""
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({x: n for n, x in enumerate(tokenizers._letters())}, [])
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_special_tokens_survive_the_disk(tmp_path: Path, name: str) -> None:
     TOKENIZERS[name].save_pretrained(tmp_path)
@@ -56,6 +68,16 @@ def test_special_tokens_are_within_the_vocabulary(size: int) -> None:
     tokenizer = BPE(size).build([TEXT * 50])
     assert len(tokenizer) == size
     assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT
+
+
+def test_a_tokenizer_may_have_no_special_tokens(tmp_path: Path) -> None:
+    bytes_alone().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) == 256
+    assert [bytes(x.tolist()).decode() for x in encode_texts(tokenizer, [TEXT, ""])] == [TEXT, ""]
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}')
+    tokens, size = tokenize_sources([str(tmp_path / "a.jsonl")], tokenizer)
+    assert (bytes(tokens.tolist()), size.bytes) == (b"a\n\nb", 2)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
