@@ -43,7 +43,15 @@ from fastweights.lab.reproduce.text import (
     Positions,
     Tuning,
 )
-from fastweights.lab.tasks import TASKS, InContextRecall, Protocol, RegBench, Segment
+from fastweights.lab.tasks import (
+    TASKS,
+    Cyclic,
+    InContextRecall,
+    Protocol,
+    RegBench,
+    Segment,
+    WordProblem,
+)
 from fastweights.recurrence import ConjugateGradient
 
 PAPER = "MesaNet"
@@ -140,6 +148,16 @@ SPEED = {
     )
 }
 
+SPEED["mesanet-fig2-wide"] = replace(
+    SPEED["mesanet-fig2"],
+    cpu=ClaimSize(
+        _times(_layers(256, 2), 8192, (1024, 2048, 8192), (2048, 8192, 32_768), 9),
+        2,
+        "A second protocol, fixed before it was measured: heads of 128 channels, contexts up to"
+        " 32,768 tokens.",
+    ),
+)
+
 # Figure 8: parity ---------------------------------------------------------------------------------
 
 GATES = {"γ in (-1, 1)": "mesa_signed", "γ in (0, 1)": "mesa"}
@@ -201,6 +219,21 @@ FIG8 = {
         remark="Curves only: perfect up to 256 bits with negative γ, failure without.",
     )
 }
+
+
+SHORT_PARITY = replace(TASKS["parity-small"], train=(Segment(WordProblem(Cyclic(2), 24), None),))
+FIG8["mesanet-fig8-short"] = replace(
+    FIG8["mesanet-fig8"],
+    cpu=ClaimSize(
+        _parity(
+            _at_lengths(SHORT_PARITY, 192),
+            replace(TUNED_EIGHT, training={"steps": 600}),
+            {"hidden_size": 64},
+        ),
+        9,
+        "A second protocol, fixed before it was measured: words of 24 bits, tested on 192.",
+    ),
+)
 
 # Table 1: MAD -------------------------------------------------------------------------------------
 
@@ -481,6 +514,7 @@ ONE = (0,)
 EPISODES = RecallTraining(InContextRecall(vocabulary=16, length=64), 2, 32, 1e-2, 300)
 """What Mesa's solver has something to do on: heads forget little where recall is all there is."""
 TUNED_RECALL = Tuning((3e-3, 1e-2, 2e-2))
+LONGER = replace(EPISODES, task=InContextRecall(vocabulary=24, length=96), steps=600)
 HARDER = replace(EPISODES, task=InContextRecall(vocabulary=32, length=128), steps=1200)
 """As many keys as a head has channels."""
 TUNED_HARDER = Tuning((3e-3, 5e-3, 1e-2))
@@ -692,6 +726,26 @@ TEXT = {
         ),
     ),
 }
+
+TEXT["mesanet-fig7-longer"] = replace(
+    TEXT["mesanet-fig7"],
+    cpu=ClaimSize(
+        LanguageModels(
+            _mesa(2), LONGER, (Solvers(SOLVERS, "30 steps", 8192, 97),), FIVE, tuning=TUNED_RECALL
+        ),
+        5,
+        "A second protocol, fixed before it was measured: recall of 12 keys in 96 tokens.",
+    ),
+)
+TEXT["mesanet-fig13-longer"] = replace(
+    FIG13,
+    cpu=ClaimSize(
+        LanguageModels(_mesa(4), LONGER, (MesaDiagnostics(96, 32),), FIVE, tuning=TUNED_RECALL),
+        5,
+        "A third protocol, fixed before it was measured: recall of 12 keys in 96 tokens, eight"
+        " heads of 8 channels.",
+    ),
+)
 
 CLAIMS: dict[str, Claim] = {
     **COMPUTED,

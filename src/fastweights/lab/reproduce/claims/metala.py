@@ -196,6 +196,15 @@ SPEED = {
     )
 }
 
+SPEED["metala-figa2-wide"] = replace(
+    SPEED["metala-figa2"],
+    cpu=ClaimSize(
+        _steps(_models(256, 2, 4), 4096, (256, 1024, 4096), 9),
+        2,
+        "A second protocol, fixed before it was measured: width 256, four heads.",
+    ),
+)
+
 # Figure 3, Table A7: multi-query associative recall -----------------------------------------------
 
 Models = Mapping[str, Mapping[str, Any]]
