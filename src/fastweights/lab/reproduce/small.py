@@ -18,6 +18,7 @@ from fastweights.lab.tasks import (
     TASKS,
     Backbone,
     Constant,
+    InContextRecall,
     ListOps,
     Protocol,
     Segment,
@@ -58,6 +59,11 @@ def mqar(length: int, pairs: int, width: int, steps: int, vocabulary: int = 64) 
     """Return a protocol of MQAR with so many tokens."""
     task = MQAR(vocabulary=vocabulary, length=length, pairs=pairs)
     return small(task, task, steps, width)
+
+
+def recall(task: InContextRecall) -> Protocol:
+    """Return a protocol of MAD's recall, which is tested where the key was seen before."""
+    return small(task, replace(task, known=True), 900, 32)
 
 
 def behind_local_mixer(*mixers: Mapping[str, Any]) -> dict[str, Any]:
