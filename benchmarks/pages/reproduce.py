@@ -102,9 +102,16 @@ def _measured_at() -> str:
     for name, _, outcome in _measured():
         found.setdefault((outcome["size"], outcome["commit"][:12]), []).append(f"`{name}`")
     (usual, _), *others = sorted(found.items(), key=lambda item: -len(item[1]))
-    said = [f"Size {usual[0]}, commit {usual[1]}"]
-    said += [f"{', '.join(names)}: {size}, {commit}" for (size, commit), names in others]
+    said = [f"Size {usual[0]}, commit {_dated(usual[1])}"]
+    said += [f"{', '.join(names)}: {size}, {_dated(commit)}" for (size, commit), names in others]
     return "; ".join(said) + "."
+
+
+def _dated(commit: str) -> str:
+    """The commit with its date, by which its protocols were fixed."""
+    dates: Outcome = results("reproduce_protocols")["commits"]
+    (date,) = {dates[one] for one in dates if one.startswith(commit)}
+    return f"{commit} of {date}"
 
 
 def _link(name: str) -> str:
@@ -139,6 +146,28 @@ def _earlier_verdict(name: str) -> str:
     """Of a protocol that was replaced, and how many of the parts held."""
     outcome = _outcomes().get(f"{name}-cpu")
     return f"{outcome['verdict']}, {_parts(outcome)}" if outcome else ""
+
+
+def replaced() -> str:
+    """Protocols that were replaced, with their verdicts, those with one reason together."""
+    rows: dict[str, list[Outcome]] = {}
+    for row in results("reproduce_protocols")["replaced"]:
+        rows.setdefault(row["reason"], []).append(row)
+    columns = ("measured", "verdicts, parts that held", "why it was replaced")
+    shown = (
+        (_first_to_last(one["measured"] for one in same), ", ".join(map(_was, same)), reason)
+        for reason, same in rows.items()
+    )
+    return table(columns, shown)
+
+
+def _first_to_last(dates: Iterable[str]) -> str:
+    first, *others = sorted(set(dates))
+    return f"{first} to {others[-1]}" if others else first
+
+
+def _was(row: Outcome) -> str:
+    return f"`{row['claim']}` {row['verdict']} ({row['held']} of {row['tested']})"
 
 
 def _parts(outcome: Outcome) -> str:
@@ -305,4 +334,4 @@ def _pictures() -> dict[str, Callable[[], bytes]]:
     }
 
 
-PAGE = Page("reproduce", (verdicts, sections), _pictures())
+PAGE = Page("reproduce", (verdicts, replaced, sections), _pictures())

@@ -5,6 +5,7 @@ draws.
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,19 @@ def test_the_claim_on_table_2_names_who_else_meets_all_conditions() -> None:
     others = {name.strip() for name in row.split("|")[1].split(",")} - {"metala"}
     assert others
     assert all(name in CLAIMS["metala-table2"].remark.lower() for name in others)
+
+
+@pytest.mark.usefixtures("pages")
+def test_protocols_have_dates_and_replaced_ones_their_verdicts() -> None:
+    from pages.page import results
+    from pages.reproduce import _outcomes
+
+    protocols = results("reproduce_protocols")
+    for outcome in _outcomes().values():
+        for commit in outcome["commit"].split(", "):
+            assert date.fromisoformat(protocols["commits"][commit])
+    for row in protocols["replaced"]:
+        assert ClaimVerdict(row["verdict"])
+        assert row["held"] <= row["tested"]
+        assert row["reason"].endswith(".")
+        assert row["claim"] in CLAIMS or "took its place" in row["reason"]
