@@ -6,7 +6,8 @@ lambada_openai_test.jsonl, gzipped or not. Beside the model's own softmax stand 
 StreamingLLM in as many bytes: nothing but a window and four sinks, untrained; with ``--authors
 CHECKOUT`` LoLCATs by its authors' code too. Every conversion is a run of its own in OUT, and can be
 stopped and started again. All is computed in one dtype, softmax too. ``--answers`` has them, and
-those that are in OUT already, answer questions of SQuAD (data: squad_xquad_en.json) instead.
+those that are in OUT already, answer questions of SQuAD (data: squad_xquad_en.json) instead,
+``--chats`` those of a chat of five turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import gzip
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,9 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fastweights.cli.chat_session import ChatSession
 from fastweights.cli.progress import reporter
+from fastweights.generate import Sampler
 from fastweights.lab.bench.report import open_report
 from fastweights.lab.evals.items import SOURCES, Prompt
 from fastweights.lab.evals.needles import NeedleGrid, measure_needles
@@ -52,6 +55,15 @@ LONG, LONG_TOKENS = 4096, 4096
 BANDS = 1, 256, 1024, 4096
 NEEDLES = NeedleGrid((512, 1024, 2048), depths=3, repeats=2)
 ENDINGS = QUESTIONS = 60
+MOST = 100
+"""Tokens of an answer in a chat."""
+CHAT = (
+    "My name is Ada, and my cat is called Turing. What do cats like to eat?",
+    "How much should it eat in a day?",
+    "Explain in three sentences how a sailing boat moves against the wind.",
+    "Write a short poem about the sea.",
+    "What is my name, and what is my cat called?",
+)
 EVERY = Every(log=10, evaluation=1 << 20, checkpoint=100)
 Row = dict[str, Any]
 
@@ -129,7 +141,12 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=0, help="of training, per conversion")
     parser.add_argument("--authors", type=Path, help="LoLCATs' own code: see lolcats_authors.py")
-    parser.add_argument("--answers", action="store_true", help="measure answers to SQuAD alone")
+    parser.set_defaults(measure=measured)
+    for name, measure, help in (
+        ("--answers", answered, "measure answers to SQuAD alone"),
+        ("--chats", talked, "write down a chat of five turns alone"),
+    ):
+        parser.add_argument(name, dest="measure", action="store_const", const=measure, help=help)
     parser.add_argument("--dtype", default="float32")
     chosen = parser.parse_args()
     names = chosen.method or [*METHODS, *([AUTHORS] if chosen.authors else [])]
@@ -154,7 +171,7 @@ def authors_rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
         write_json(clock, time.perf_counter() - start)
     config = read_json(out / MODEL / "config.json")
     with authors_model(code, out) as model:
-        found = _measure(chosen)(model, tokenizer, chosen.data)
+        found = chosen.measure(model, tokenizer, chosen.data)
     yield {
         "model": Path(chosen.model).stem,
         "method": name,
@@ -197,7 +214,7 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
     """The conversion; if it is untrained StreamingLLM in as many bytes, and once softmax."""
     conversion, out = conversion_of(chosen, name), chosen.folder / _title(chosen, name)
     clock = out.with_suffix(".json")
-    if not (chosen.answers and clock.exists()):
+    if chosen.measure is measured or not clock.exists():
         _convert(conversion, out, clock)
     model = AutoModelForCausalLM.from_pretrained(out / "model", dtype=chosen.dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(out / "model")
@@ -215,7 +232,7 @@ def rows(chosen: argparse.Namespace, name: str) -> Iterator[Row]:
             attends["softmax"] = use_mode(model, Teacher())
     for attention, mode in attends.items():
         with mode:
-            found = _measure(chosen)(model, tokenizer, chosen.data)
+            found = chosen.measure(model, tokenizer, chosen.data)
         yield {
             **common,
             "attention": attention,
@@ -283,10 +300,6 @@ def _trained(recipe: LinearizationRecipe, method: Method, tokens: int) -> Linear
     return replace(recipe, stages=tuple(stages))
 
 
-def _measure(chosen: argparse.Namespace) -> Callable[[Any, Any, Path], Row]:
-    return answered if chosen.answers else measured
-
-
 @torch.no_grad()
 def measured(model: Any, tokenizer: Any, folder: Path) -> Row:
     """Perplexities, last words and hidden numbers."""
@@ -312,6 +325,13 @@ def answered(model: Any, tokenizer: Any, folder: Path) -> Row:
     prompts = [item for item in items[:: len(items) // QUESTIONS] if isinstance(item, Prompt)]
     chats = [_chat(tokenizer, prompt) for prompt in prompts[:QUESTIONS]]
     return {"squad": score(model, tokenizer, chats, batch=1).metrics["accuracy"]}
+
+
+def talked(model: Any, tokenizer: Any, _: Path) -> Row:
+    """The answers to the questions of `CHAT`, one after the other, by the likeliest tokens."""
+    session = ChatSession(model, tokenizer, Sampler(temperature=0.0))
+    answers = ["".join(session.ask(question, MOST)) for question in CHAT]
+    return {"chat": [{"question": q, "answer": a} for q, a in zip(CHAT, answers, strict=True)]}
 
 
 def _chat(tokenizer: Any, prompt: Prompt) -> Prompt:
