@@ -323,6 +323,29 @@ def test_a_window_of_equal_state_is_softmax_under_a_mask(tokens, padding) -> Non
         assert_close(found[row, begins:], wanted[0, begins:], "logits")
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_window_of_equal_state_goes_on_from_a_cache(padding) -> None:
+    model = linear_llama(LinearAttentionConfig(window=3)).double()
+    mode = StreamingSoftmax(dict.fromkeys(branches(model), 9))
+    ids = torch.from_numpy(sequences(40)[:].reshape(2, 20).astype(np.int64))
+    keep = torch.ones_like(ids)
+    keep[1, :padding] = 0
+    with use_mode(model, mode), torch.no_grad():
+        wanted = model(input_ids=ids, attention_mask=keep).logits
+        cache, found = None, []
+        for begin, end in ((0, 11), (11, 16), (16, 17), (17, 20)):
+            out = model(
+                input_ids=ids[:, begin:end],
+                attention_mask=keep[:, :end],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = out.past_key_values
+            found.append(out.logits)
+    for row, begins in enumerate((0, padding)):
+        assert_close(torch.cat(found, 1)[row, begins:], wanted[row, begins:], "logits")
+
+
 class Dense(Mode):
     """Softmax under a mask that is added to scores."""
 

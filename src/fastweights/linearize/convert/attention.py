@@ -95,6 +95,7 @@ def attend(
         v=v,
         keep=keep,
         segments=segments,
+        kept=masks.given,
         record=lambda: branch.record(q, k, v, keep, segments),
         linear=lambda replacement=None: branch(q, k, v, keep, segments, memory, replacement),
         softmax=lambda values=v: given(values.transpose(1, 2), masks.softmax)[0],

@@ -30,6 +30,8 @@ class AttentionCall:
         v: Values ``[b t g v]``.
         keep: ``[b t]``, False for padding; None if there is none.
         segments: ``[b t]``, the number of each token's packed document; None if there is one.
+        kept: The call's ``attention_mask [b s+t]``, the tokens before it in the cache included, or
+            None.
         record: Makes the branch's recurrence on these streams, with padding and packed documents
             applied.
         linear: Computes the branch's output ``[b t h v]``, and advances the cache if there is one.
@@ -45,6 +47,7 @@ class AttentionCall:
     v: Tensor
     keep: Mask | None
     segments: Segments | None
+    kept: Tensor | None
     record: Callable[[], Recurrence]
     linear: Callable[..., Output]
     softmax: Callable[..., Output]

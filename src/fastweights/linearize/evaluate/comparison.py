@@ -201,8 +201,14 @@ class StreamingSoftmax(Mode):
         q, k, v = call.q, call.k, call.v
         tokens = self.tokens[call.layer]
         sinks, softcap = min(SINKS, tokens - 1), call.branch.attention.softcap
-        if softcap is None and call.keep is None and call.segments is None:
+        continues, plain = k.shape[1] > q.shape[1], softcap is None and call.segments is None
+        if plain and (continues or call.keep is None):
             return _attend_at_once(call, tokens - sinks, sinks)
+        if continues:
+            raise ValueError(
+                f"layer {call.layer} has a soft cap or packed documents, with which StreamingLLM"
+                " goes on from no cache; read the whole text at once, with use_cache=False"
+            )
         nothing = q.new_zeros(*q.shape[:3], 1)
         record = Windowed(
             Decay(nothing, nothing, v.new_zeros(*q.shape[:3], v.shape[-1]), None),
@@ -220,10 +226,13 @@ class StreamingSoftmax(Mode):
 
 
 def _attend_at_once(call: AttentionCall, window: int, sinks: int) -> Output:
-    """To a text without padding or other documents, by torch's fused attention."""
-    places = torch.arange(call.q.shape[1], device=call.q.device)
-    distance = places[:, None] - places
-    seen = (distance >= 0) & ((distance < window) | (places < sinks))
+    """To a text without other documents, or to what follows one, by torch's fused attention."""
+    keys = torch.arange(call.k.shape[1], device=call.q.device)
+    distance = keys[-call.q.shape[1] :, None] - keys
+    seen = (distance >= 0) & ((distance < window) | (keys < sinks))
+    if call.kept is not None:
+        kept = call.kept[:, None, None].bool()
+        seen = (distance >= 0) & kept & ((distance < window) | (kept.cumsum(-1) <= sinks))
     streams = call.branch.softmax_queries(call.q), call.k, call.v
     q, k, v = (stream.to(call.v.dtype).transpose(1, 2) for stream in streams)
     return attend(q, k, v, seen, grouped=True).transpose(1, 2)
