@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from html import escape
 from itertools import cycle
 from math import exp
 from statistics import mean, median
+from textwrap import shorten
 from typing import Any
 
 from fastweights.lab.bench.linearized import GenerationRow, plot_generation
@@ -216,6 +218,43 @@ def _attention(row: Row) -> str:
     return f"{row['attention']}, {layers}" if beside else row["attention"]
 
 
+def chats() -> str:
+    """Each question with all answers."""
+    rows = sorted(rows_of(CHATS), key=_by_state)
+    turns = zip(*(row["chat"] for row in rows), strict=True)
+    said = (
+        f"> {turn[0]['question']}\n\n"
+        + table(
+            ("attends by", "answer"),
+            (
+                (_talker(row), _in_a_cell(one["answer"]))
+                for row, one in zip(rows, turn, strict=True)
+            ),
+        )
+        for turn in turns
+    )
+    return "\n\n".join((f"{origin(CHATS)}.", *said))
+
+
+CHATS = "linearize_pretrained_chats"
+
+
+def _talker(row: Row) -> str:
+    state = "" if row["attention"] == SOFTMAX else f", {row['state'] / 2**20:.1f} MiB"
+    trained = f", {row['tokens']:,} tokens" if row["tokens"] else ""
+    return f"{_attention(row)}{trained}{state}"
+
+
+def _in_a_cell(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return escape(shorten(line, SHOWN, placeholder=" …"), quote=False) or "(nothing)"
+
+
+SHOWN = 140
+"""Characters of an answer."""
+
+
 def pretrained_picture() -> bytes:
     """Perplexity of SmolLM2 over the bytes of the state; filled where something was trained."""
     rows = [
@@ -279,7 +318,7 @@ def generation_picture() -> bytes:
 
 PAGE = Page(
     "linearize-measured",
-    (far_machine, needs, recipes, ablations, pretrained, generation),
+    (far_machine, needs, recipes, ablations, pretrained, chats, generation),
     {
         "linearize_generation.png": generation_picture,
         "linearize_pretrained.png": pretrained_picture,
