@@ -166,12 +166,6 @@ def test_the_page_shows_the_judgement(tmp_path: Path) -> None:
     assert "From 17 tokens on" in memory
 
 
-def test_a_run_of_an_earlier_version_has_no_judgement(tmp_path: Path) -> None:
-    earlier = {name: evaluation()[name] for name in MODES}
-    assert share_section(earlier, tmp_path) == recall_section(earlier) == ""
-    assert samples_section(earlier) == memory_section(earlier, []) == ""
-
-
 def test_shares_without_a_bound_or_out_of_the_picture_are_drawn(tmp_path: Path) -> None:
     found = evaluation()
     found["share_by_position"] = [{"from": 1, "to": 1, **shares(-30.0, None, 40.0)}]

@@ -143,9 +143,6 @@ def test_a_part_of_a_run_knows_whether_it_is_done(source, tmp_path):
     assert done() == ["plan", "convert", "transfer"]
     assert run_conversion(small, tmp_path / "run")
     assert done() == [verb.name for verb in verbs]
-    judged = tmp_path / "run" / "evaluation.json"
-    judged.write_text(json.dumps(modes_in(json.loads(judged.read_text()))))
-    assert done() == [verb.name for verb in verbs if verb.name != "eval"]
 
 
 def test_a_damaged_file_is_named_and_written_again(source, tmp_path):

@@ -31,7 +31,7 @@ from fastweights.linearize.evaluate.ranking import Ranking
 from fastweights.linearize.evaluate.report import write_report
 from fastweights.training.language.adapters import merge_adapters
 from fastweights.training.loop.checkpoint import no_progress_bars, save_model
-from fastweights.training.loop.files import atomic_folder, read_json
+from fastweights.training.loop.files import atomic_folder
 
 
 class PlanStep(ConversionStep):
@@ -112,10 +112,6 @@ class EvaluateStep(ConversionStep):
 
     name, result = "eval", "evaluation.json"
     numbers = (SOFTMAX, LINEAR)
-
-    def is_done(self, out: Path) -> bool:
-        """Whether its result is there, and not of a version that had no share yet."""
-        return super().is_done(out) and "share" in read_json(out / self.result)
 
     def run(self, student: StudentModel) -> StudentModel:
         run, text = student.run, student.text

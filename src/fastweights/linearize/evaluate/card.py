@@ -117,12 +117,8 @@ tokenizer = AutoTokenizer.from_pretrained("PATH OR NAME OF THIS FOLDER")
 ```"""
 
 
-TITLES = {SOFTMAX: "softmax", LINEAR: "this model"}
-"""What modes are called here; others by their own names."""
-
-
 def _title(mode: str) -> str:
-    return TITLES.get(mode, mode)
+    return "this model" if mode == LINEAR else mode
 
 
 def _table_of_modes(evaluation: Mapping[str, Any]) -> str:
@@ -193,8 +189,8 @@ def _how_it_was_made(record: Mapping[str, Any]) -> str:
     revision = commit()
     texts = ", ".join(_source(source) for source in record["data"]["sources"])
     lines = [
-        ("linear attention", _words(_find(record, "rule"))),
-        *(_stage(name, stage, length) for name, stage in _stages(record)),
+        ("linear attention", _words(record["recipe"]["analog"])),
+        *(_stage(stage, length) for stage in record["recipe"]["stages"]),
         ("text", f"{texts}; seed {record['seed']}"),
         ("versions", versions + ("" if revision is None else f"; commit {revision}")),
     ]
@@ -205,35 +201,13 @@ def _source(source: str) -> str:
     return source if source.startswith("hub:") else Path(source).name
 
 
-def _find(record: Any, key: str) -> Mapping[str, Any]:
-    """The part of a run's record that has `key`."""
-    return next(part for _, part in _parts("", record) if key in part)
-
-
-def _stages(record: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, part in _parts("", record):
-        if "fit" in part:
-            yield part.get("name") or name, part
-
-
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All objects of a JSON value, by the names that they have there."""
-    if isinstance(value, Mapping):
-        yield name, value
-        for key, part in value.items():
-            yield from _parts(key, part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _parts(name, part)
-
-
-def _stage(name: str, stage: Mapping[str, Any], length: int) -> tuple[str, str]:
+def _stage(stage: Mapping[str, Any], length: int) -> tuple[str, str]:
     fit = stage["fit"]
     size = stage.get("length") or length
     tokens = fit["steps"] * fit["batch"] * fit["accumulate"] * size
     optimizer = fit["optimizer"]
     rest = {key: value for key, value in stage.items() if key not in ("fit", "name", "length")}
-    return name, (
+    return stage["name"], (
         f"{fit['steps']:,} steps, {tokens:,} tokens in sequences of {size:,};"
         f" {optimizer['type']} at {optimizer['lr']:g}; {_words(rest)}"
     )

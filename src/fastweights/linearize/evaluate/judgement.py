@@ -29,14 +29,12 @@ LOWEST, HIGHEST = -0.5, 1.5
 
 
 def share_section(evaluation: Mapping[str, Any], out: Path) -> str:
-    """The share of a conversion, by position and by distance; empty for an earlier version's run.
+    """The share of a conversion, by position and by distance.
 
     Args:
         evaluation: What ``evaluation.json`` holds.
         out: The page's folder, for the picture.
     """
-    if "share" not in evaluation:
-        return ""
     intro = (
         "(window only − linear) / (window only − softmax), in nats per token: the share of what the"
         " window alone leaves open that the linear side closes. At 0 it does nothing, at 1 the"
@@ -72,7 +70,7 @@ def _window_in_words(evaluation: Mapping[str, Any]) -> str:
 
 
 def _equal_state_in_words(evaluation: Mapping[str, Any]) -> Iterator[str]:
-    """Beside a window with sinks of as many bytes; nothing of an earlier version's run."""
+    """Beside a window with sinks of as many bytes, if the model's own weights have stayed."""
     share = evaluation.get("share_of_equal_state")
     if share is None:
         return
@@ -88,9 +86,7 @@ def _equal_state_in_words(evaluation: Mapping[str, Any]) -> Iterator[str]:
 
 
 def recall_section(evaluation: Mapping[str, Any]) -> str:
-    """Recall by distance; empty for an earlier version's run."""
-    if "recall" not in evaluation:
-        return ""
+    """Recall by distance."""
     intro = (
         "Passages of the validation text, repeated so many tokens later: the second copy after its"
         " first tokens. Accuracy is the fraction of them that have the highest probability."
@@ -105,9 +101,7 @@ def recall_section(evaluation: Mapping[str, Any]) -> str:
 
 
 def samples_section(evaluation: Mapping[str, Any]) -> str:
-    """Continuations side by side; empty for an earlier version's run."""
-    if "samples" not in evaluation:
-        return ""
+    """Continuations side by side."""
     intro = (
         "The same prompts from the validation text, continued by the likeliest token at every step,"
         " and by tokens drawn from the same seed."
@@ -129,8 +123,6 @@ def memory_section(evaluation: Mapping[str, Any], speed: Sequence[GenerationRow]
         evaluation: What ``evaluation.json`` holds.
         speed: What `short_bench` has measured; empty if it was not.
     """
-    if "memory" not in evaluation:
-        return ""
     intro = (
         "The caches of one sequence, from their shapes. From"
         f" {evaluation['break_even']:,} tokens on the linear layers take less than they did. Speed"
@@ -161,14 +153,10 @@ def _position_row(row: Mapping[str, Any]) -> Row:
 
 
 def _accuracy_row(row: Mapping[str, Any]) -> Row:
-    accuracy = {f"{name}": f"{row[name]['accuracy']:.1%}" for name in MODES if name in row}
+    accuracy = {name: f"{row[name]['accuracy']:.1%}" for name in MODES if name in row}
     beyond = "longer than training" if row["beyond_training"] else ""
-    return {
-        "distance": row["distance"],
-        "": beyond,
-        "accuracy of tokens": row["tokens"],
-        **accuracy,
-    }
+    sizes = {"distance": row["distance"], "": beyond, "accuracy of tokens": row["tokens"]}
+    return {**sizes, **accuracy}
 
 
 def _nats_row(row: Mapping[str, Any]) -> Row:

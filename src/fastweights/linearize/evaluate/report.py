@@ -25,7 +25,6 @@ from fastweights.analysis.profile import spread_evenly
 from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.convert.modes import AttentionCall, Mode, has_window
 from fastweights.linearize.evaluate.comparison import SOFTMAX, modes_in
-from fastweights.linearize.evaluate.criteria import Divergence
 from fastweights.linearize.evaluate.distances import teacher_map
 from fastweights.linearize.evaluate.generation import short_bench
 from fastweights.linearize.evaluate.judgement import (
@@ -395,12 +394,11 @@ def _ranking(ranking: Mapping[str, Any] | None, out: Path) -> str:
     colors = [PALETTE[1] if layer in ranking["softmax"] else PALETTE[0] for layer in layers]
     axes[0, 0].bar(layers, damage, color=colors)
     tick_layers(axes[0, 0], layers)
-    criterion = ranking.get("criterion", "damage")
-    label(axes[0, 0], f"Layers by {criterion}", "layer", ranking.get("measure", Divergence.words))
-    order = ", ".join(map(str, ranking.get("order", [])))
+    label(axes[0, 0], f"Layers by {ranking['criterion']}", "layer", ranking["measure"])
+    order = ", ".join(map(str, ranking["order"]))
     caption = (
         "What the linear attention of each layer costs, after transfer. Red layers are kept as"
-        f" softmax. {f'Order in which they are kept: {order}.' if order else ''}"
+        f" softmax. Order in which they are kept: {order}."
     )
     picture = ReportFigure("ranking", "Ranking", caption, drawing)
     return section("Layers", "", figure(picture, "", out, titled=False))
