@@ -214,10 +214,10 @@ def test_recall_is_that_of_the_second_copy() -> None:
 def test_distances_reach_as_far_as_is_asked() -> None:
     assert distances_to(24) == [64, 128, 256, 512, 1024, 2048]
     assert distances_to(10_000) == [64, 128, 256, 512, 1024, 2048, 4096, 8192]
-    assert why_not(64, None, 96) is None
-    assert why_not(64, 96, 96) is None
-    assert "has 95 positions" in str(why_not(64, 95, 96))
-    assert "has 95 tokens" in str(why_not(64, 96, 95))
+    assert why_not(64, None, 96, 96) is None
+    assert why_not(64, 96, 96, 96) is None
+    assert "has 95 positions" in str(why_not(64, 95, 96, 96))
+    assert "has 95 tokens" in str(why_not(64, 96, 95, 96))
 
 
 def test_recall_reads_no_more_than_there_is_room_for() -> None:
@@ -256,15 +256,15 @@ def test_memory_is_that_of_the_caches(family: str, fields: dict, tmp_path, monke
     model.config.save_pretrained(tmp_path)
     planned = plan(str(tmp_path), recipe, layers=[1])
     found = cache_memory(str(tmp_path), planned, window=4)
-    assert [size.tokens for size in found.sizes] == [8, 64, 128]
+    assert [size.tokens for size in found] == [8, 64, 128]
     converted = linearize(model, recipe.analog, [1])
-    for size in found.sizes:
+    for size in found:
         for name, mode in (("softmax", Teacher()), ("linear", Student())):
             decoder = Decoder(converted)
             with use_mode(converted, mode):
                 decoder.read(torch.ones(1, size.tokens, dtype=torch.int64))
             assert getattr(size, name) == cache_bytes(decoder.cache)
-    last = planned.cache_per_token * (found.break_even - 1)
+    last = planned.cache_per_token * (planned.break_even - 1)
     assert last < planned.state <= last + planned.cache_per_token
 
 

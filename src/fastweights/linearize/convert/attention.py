@@ -248,10 +248,15 @@ def attend_all(model: PreTrainedModel, inputs: Mapping[str, Tensor], mode: Mode)
 
     Gradients are recorded only where the mode asks for them.
     """
+    with torch.no_grad(), use_mode(model, mode):
+        read_all(model, inputs)
+
+
+def read_all(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
+    """Run a forward pass through all layers, without logits."""
     # Of a divided model the parts are brought together by a call of the whole.
     called: Any = model if isinstance(model, FSDPModule) else model.base_model
-    with torch.no_grad(), use_mode(model, mode):
-        called(**inputs, use_cache=False)
+    called(**inputs, use_cache=False)
 
 
 def aligned_layers(model: nn.Module, blocks: bool) -> dict[int, str]:

@@ -20,6 +20,7 @@ from fastweights.linearize.convert.transformers_seams import (
     temporary_attention,
     use_implementation,
 )
+from fastweights.models.evaluation import evaluation_mode
 
 PROBE = "linearize_probe"
 REPLACEABLE = (DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__)
@@ -134,14 +135,14 @@ def find_attention_layers(model: PreTrainedModel) -> list[AttentionLayer]:
         One record for each attention that uses transformers' attention interface; [] if none does.
         `AttentionLayer.skip_reason` says why one is not converted by default.
     """
-    probe, training = _AttentionProbe(model), model.training
+    probe = _AttentionProbe(model)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-    with temporary_attention(PROBE, probe.attend, probe.make_mask):
-        try:
-            with use_implementation(model, PROBE), torch.no_grad():
-                model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-        finally:
-            model.train(training)
+    with (
+        temporary_attention(PROBE, probe.attend, probe.make_mask),
+        use_implementation(model, PROBE),
+        evaluation_mode(model),
+    ):
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     calls = Counter(attention.path for attention in probe.found)
     by_path = {a.path: replace(a, calls=calls[a.path]) for a in probe.found}
     return sorted(by_path.values(), key=lambda attention: attention.layer)

@@ -10,10 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from fastweights.layers import upcast
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import attend_all, branches
 from fastweights.linearize.convert.landmark_branch import DocumentPlaces, LandmarkBranch
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.convert.rotary import Turning, find_turnings
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.training.loop.report import Follow, unfollowed
 
@@ -66,15 +67,12 @@ def read_keys(
     Returns:
         What `place_among` places landmarks by.
     """
-    training = model.training
-    model.eval()
-    mode = _GatherStreams(find_turnings(model))
-    for layer, branch in _with_landmarks(model).items():
-        mode.turnings[layer].write(branch.phi_q, branch.phi_k)
-    with torch.no_grad(), use_mode(model, mode):
+    with evaluation_mode(model):
+        mode = _GatherStreams(find_turnings(model))
+        for layer, branch in _with_landmarks(model).items():
+            mode.turnings[layer].write(branch.phi_q, branch.phi_k)
         for inputs in follow(texts, "reading keys for landmarks"):
-            model.base_model(**inputs, use_cache=False)
-    model.train(training)
+            attend_all(model, inputs, mode)
     return Keys(mode.turnings, mode.seen)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from fastweights.features import TURN, Landmarks, unrotate
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import attend_all, branches
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.shapes import Output
 
@@ -99,8 +99,8 @@ def _read(model: Any, ids: Tensor, shift: int) -> dict[int, Tensor]:
     mode = _KeysAlone()
     places = shift + torch.arange(ids.shape[1], device=ids.device)[None]
     given = {"position_ids": places} if shift else {}
-    with torch.no_grad(), use_mode(model, mode), _as_turned(model):
-        model.base_model(input_ids=ids, use_cache=False, **given)
+    with _as_turned(model):
+        attend_all(model, {"input_ids": ids, **given}, mode)
     return mode.keys
 
 

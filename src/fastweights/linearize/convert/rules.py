@@ -284,8 +284,7 @@ class MesaBranch(GatedDeltaBranch):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if "ridge" in self._parameters:
-            nn.init.constant_(self.ridge, math.log(math.expm1(1)))
+        nn.init.constant_(self.ridge, math.log(math.expm1(1)))
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Mesa:
         delta = super().rule(q, k, v)

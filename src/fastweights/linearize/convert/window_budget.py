@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.linearize.convert.attention import branches, use_mode
+from fastweights.linearize.convert.attention import attend_all, branches
 from fastweights.linearize.convert.attention_layers import AttentionLayer
 from fastweights.linearize.convert.branch import LinearBranch
 from fastweights.linearize.convert.config import LinearAttentionConfig
@@ -23,6 +23,7 @@ from fastweights.linearize.convert.modes import AttentionCall, Mode, require_win
 from fastweights.linearize.convert.rules import branch_of
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch
 from fastweights.methods import evaluate
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.training.loop.report import Follow, unfollowed
 
@@ -187,12 +188,10 @@ def _share(
         follow: Told of every text that is read.
     """
     sizes = sorted(costs, key=lambda size: costs[size])
-    mode, training = _MeasureSizes(sizes, placed), model.training
-    model.eval()
-    with torch.no_grad(), use_mode(model, mode):
+    mode = _MeasureSizes(sizes, placed)
+    with evaluation_mode(model):
         for inputs in follow(texts, "measuring windows"):
-            model.base_model(**inputs, use_cache=False)
-    model.train(training)
+            attend_all(model, inputs, mode)
     converted = branches(model)
     errors = torch.cat([mode.errors[layer] for layer in converted], 1)
     rest = iter(divide(errors.T.tolist(), [costs[size] for size in sizes], budget))

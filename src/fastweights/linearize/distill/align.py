@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from fastweights.layers import upcast
+from fastweights.linearize.convert.attention import read_all
 from fastweights.linearize.distill.losses import require_factors
 from fastweights.linearize.evaluate.distances import count_tokens, output_error, squared_size
 from fastweights.shapes import Mask
@@ -75,7 +76,7 @@ class HiddenLoss:
 
 
 def hidden_states(
-    model: nn.Module, paths: Mapping[int, str], inputs: Mapping[str, Tensor]
+    model: PreTrainedModel, paths: Mapping[int, str], inputs: Mapping[str, Tensor]
 ) -> dict[int, Tensor]:
     """Compute what these layers of a model give, without gradients, by the number of the layer."""
     found = dict[int, Tensor]()
@@ -85,12 +86,12 @@ def hidden_states(
         return output
 
     with torch.no_grad(), _taken(model, paths, take):
-        _call(model, inputs)
+        read_all(model, inputs)
     return found
 
 
 def alignment(
-    model: nn.Module,
+    model: PreTrainedModel,
     paths: Mapping[int, str],
     inputs: Mapping[str, Tensor],
     targets: Mapping[int, Tensor],
@@ -118,14 +119,8 @@ def alignment(
         return targets[layer]
 
     with _taken(model, paths, take):
-        _call(model, inputs)
+        read_all(model, inputs)
     return losses
-
-
-def _call(model: Any, inputs: Mapping[str, Tensor]) -> None:
-    # Of a divided model the parts are brought together by a call of the whole.
-    called: Any = model if isinstance(model, FSDPModule) else model.base_model
-    called(**inputs, use_cache=False)
 
 
 @contextmanager

@@ -265,21 +265,9 @@ class CacheSize:
     linear: int
 
 
-@dataclass(frozen=True)
-class CacheMemory:
-    """The memory of a conversion beside its softmax.
-
-    Attributes:
-        sizes: What caches take after ever more tokens, as far as the model has positions.
-        break_even: From how many tokens on the linear layers take less than they did.
-    """
-
-    sizes: tuple[CacheSize, ...]
-    break_even: int
-
-
-def cache_memory(source: str, planned: ConversionPlan, window: int) -> CacheMemory:
-    """Compute what the caches of a conversion take, without the model's weights.
+def cache_memory(source: str, planned: ConversionPlan, window: int) -> list[CacheSize]:
+    """Compute what the caches of a conversion take after ever more tokens, as far as the model has
+    positions, without its weights.
 
     Args:
         source: The softmax model: a folder, or a name on the Hugging Face hub.
@@ -289,13 +277,12 @@ def cache_memory(source: str, planned: ConversionPlan, window: int) -> CacheMemo
     model = skeleton(source)
     attentions = find_attention_layers(model)
     reach = positions_of(model.config) or LENGTHS[-1]
-    sizes = [
+    return [
         CacheSize(tokens, whole, whole - tokens * planned.cache_per_token + planned.state)
         for tokens in LENGTHS
         if window <= tokens <= reach
         for whole in [_softmax_bytes(model, attentions, tokens)]
     ]
-    return CacheMemory(tuple(sizes), planned.break_even)
 
 
 def _softmax_bytes(

@@ -13,7 +13,7 @@ from fastweights.errors import Stopped
 from fastweights.linearize.convert.config import LinearAttentionConfig
 from fastweights.linearize.distill.adapt import load_adapters
 from fastweights.linearize.distill.fit import read_tensors
-from fastweights.linearize.distill.plan import ConversionPlan, LayerCache, cache_memory, plan
+from fastweights.linearize.distill.plan import ConversionPlan, cache_memory, plan
 from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.selection import (
     rank_now,
@@ -126,7 +126,7 @@ class EvaluateStep(ConversionStep):
             run.conversion.data.length,
             max(len(text.validation.text), sum(stage.tokens for stage in run.plan.stages)),
             {
-                cache.layer: _equal_tokens(cache)
+                cache.layer: max(2, cache.state // cache.token)
                 for cache in _plan_of(student).caches
                 if cache.state
             },
@@ -233,17 +233,11 @@ def _placed(out: Path) -> dict[str, Tensor]:
     return read_tensors(path) if path.exists() else {}
 
 
-def _equal_tokens(cache: LayerCache) -> int:
-    """How many tokens' keys and values take as many bytes as a linear layer's state; 2 at least."""
-    assert cache.state is not None
-    return max(2, cache.state // cache.token)
-
-
 def _memory(student: StudentModel) -> dict[str, Any]:
     """What caches take beside those of softmax, and from how many tokens on less."""
     conversion, planned = student.run.conversion, _plan_of(student)
-    found = cache_memory(conversion.model, planned, conversion.recipe.analog.window)
-    return {"memory": [asdict(size) for size in found.sizes], "break_even": found.break_even}
+    sizes = cache_memory(conversion.model, planned, conversion.recipe.analog.window)
+    return {"memory": [asdict(size) for size in sizes], "break_even": planned.break_even}
 
 
 def _plan_of(student: StudentModel) -> ConversionPlan:

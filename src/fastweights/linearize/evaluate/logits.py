@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fastweights.layers import upcast
 from fastweights.linearize.convert.attention import use_mode
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import has_final_states, logits_of_states
+from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.language.adapters import has_adapters
 
 
@@ -66,36 +66,22 @@ def of_states(model: PreTrainedModel, states: Tensor) -> ReadOut:
     return ReadOut(states, vocabulary, lambda rows: upcast(logits_of_states(model, rows[None])[0]))
 
 
-def teacher_logits(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teacher()) -> Tensor:
-    """Compute `next_logits` of the original model: with softmax attention, and without adapters.
+@torch.no_grad()
+def teacher_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Compute `next_logits` of the original model, as `read_teacher` reads it."""
+    return read_teacher(model, inputs).next_logits()
+
+
+def read_teacher(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teacher()) -> ReadOut:
+    """Compute the `read_out` of the original model: with softmax attention, and without adapters.
 
     Args:
         model: The linearized model.
         inputs: Its inputs.
         mode: A mode that passes the softmax output on.
     """
-    return _as_teacher(next_logits, model, inputs, mode)
-
-
-def read_teacher(model: Any, inputs: Mapping[str, Tensor], mode: Mode = Teacher()) -> ReadOut:
-    """Compute the `read_out` of the original model, as `teacher_logits` its logits."""
-    return _as_teacher(read_out, model, inputs, mode)
-
-
-@torch.no_grad()
-def _as_teacher(
-    read: Callable[[Any, Mapping[str, Tensor]], Any],
-    model: Any,
-    inputs: Mapping[str, Tensor],
-    mode: Mode,
-) -> Any:
-    training = model.training
-    model.eval()
-    try:
-        with without_adapters(model), use_mode(model, mode):
-            return read(model, inputs)
-    finally:
-        model.train(training)
+    with evaluation_mode(model), without_adapters(model), use_mode(model, mode):
+        return read_out(model, inputs)
 
 
 def without_adapters(model: Any) -> AbstractContextManager[Any]:
@@ -134,12 +120,6 @@ def total_kl(teacher: Tensor, student: Tensor) -> Tensor:
     return F.kl_div(
         student.log_softmax(-1), teacher.log_softmax(-1), reduction="sum", log_target=True
     )
-
-
-def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the mean of -log p(target) of ``[n vocabulary]`` logits over n, in nats."""
-    total = partial(F.cross_entropy, reduction="sum")
-    return mean_over_rows(total, logits.shape[-1], logits, targets)
 
 
 def mean_over_rows(total: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Tensor:

@@ -72,9 +72,7 @@ def distances_to(length: int) -> list[int]:
     return [1 << power for power in range(NEAREST.bit_length() - 1, farthest.bit_length())]
 
 
-def why_not(
-    distance: int, positions: int | None, tokens: int, trained: int | None = None
-) -> str | None:
+def why_not(distance: int, positions: int | None, tokens: int, trained: int) -> str | None:
     """Return why recall from a distance cannot be measured; None where it can.
 
     Args:
@@ -84,9 +82,9 @@ def why_not(
         trained: Tokens of a sequence in training: longer ones are read twice at least.
     """
     takes = distance + PASSAGE
-    if positions is not None and distance + PASSAGE > positions:
-        return f"the model has {positions:,} positions, and this takes {distance + PASSAGE:,}"
-    if trained is not None and takes > trained:
+    if positions is not None and takes > positions:
+        return f"the model has {positions:,} positions, and this takes {takes:,}"
+    if takes > trained:
         takes *= 2
     if tokens < takes:
         return f"the validation text has {tokens:,} tokens, and this takes {takes:,}"
