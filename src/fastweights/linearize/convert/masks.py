@@ -113,42 +113,22 @@ class ForwardMasks:
         return self.visible(rows, rows * 0, tokens, others).expand(self.b, self.t)
 
 
-def make_masks(
-    softmax: str,
-    *,
-    batch_size: int,
-    q_length: int,
-    q_offset: int,
-    mask_function: Callable[..., Tensor],
-    attention_mask: Tensor | None,
-    allow_is_causal_skip: bool,
-    device: torch.device,
-    **options: Any,
-) -> ForwardMasks:
+def make_masks(softmax: str, **options: Any) -> ForwardMasks:
     """Make the masks of a forward pass; transformers calls it as its mask function.
 
     Args:
         softmax: Name of the implementation whose masks the softmax layers get.
-        batch_size: Number of sequences.
-        q_length: Number of new tokens of each.
-        q_offset: Number of tokens before them.
-        mask_function: Function (sequence, head, query, key) → whether the query sees the key.
-        attention_mask: The call's mask of padding, or None.
-        allow_is_causal_skip: Whether the mask may be left out where it is causal.
-        device: Where the tokens are.
-        options: Further arguments of transformers' mask functions.
+        options: Arguments of transformers' mask functions; ``allow_is_causal_skip`` says that the
+            mask may be left out where it is causal.
     """
-    build = partial(
-        softmax_mask(softmax),
-        batch_size=batch_size,
-        q_length=q_length,
-        q_offset=q_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=allow_is_causal_skip,
-        device=device,
-        **options,
+    offset = options["q_offset"]
+    return ForwardMasks(
+        build=partial(softmax_mask(softmax), **options),
+        visible=options["mask_function"],
+        given=options["attention_mask"],
+        plain=options["allow_is_causal_skip"],
+        b=options["batch_size"],
+        t=options["q_length"],
+        offset=int(offset) if isinstance(offset, Tensor) else offset,
+        device=options["device"],
     )
-    offset = int(q_offset) if isinstance(q_offset, Tensor) else q_offset
-    sizes = {"b": batch_size, "t": q_length, "offset": offset, "device": device}
-    return ForwardMasks(build, mask_function, attention_mask, allow_is_causal_skip, **sizes)

@@ -86,18 +86,17 @@ def share_windows(
         ValueError: If its layers have no landmarks or windows, or have their own already, or the
             shortest of `windows` is none, or longer than what each head has.
     """
-    config = _require_one_window(model, branches(model).values())
+    config, own = _require_one_window(model), branches(model)
     choices = windows or _powers(SHORTEST * config.window, LONGEST * config.window)
     if not 0 < min(choices) <= config.window:
         raise ValueError(
             f"share_windows(windows={list(choices)}) of heads that have {config.window}: the"
             " shortest is at least 1, and at most what each head has; name a shorter one"
         )
-    heads = sum(branch.attention.kv_heads for branch in branches(model).values())
+    heads = sum(branch.attention.kv_heads for branch in own.values())
     columns = config.feature_dim
     costs = {(window, columns): window for window in choices}
-    found = _share(model, texts, costs, config.window * heads, {columns: branches(model)}, follow)
-    return dict(found.windows)
+    return dict(_share(model, texts, costs, config.window * heads, {columns: own}, follow).windows)
 
 
 def share_state(
@@ -131,7 +130,7 @@ def share_state(
     Raises:
         ValueError: If the layers have no landmarks or windows, or the smallest states do not fit.
     """
-    config, own = _require_one_window(model, branches(model).values()), branches(model)
+    config, own = _require_one_window(model), branches(model)
     attention, placed = next(iter(own.values())).attention, dict[int, dict[int, LinearBranch]]()
     counts = columns or [config.columns(attention)]
     for count in counts:
@@ -206,8 +205,8 @@ def _share(
     return found
 
 
-def _require_one_window(model: Any, branches: Iterable[LinearBranch]) -> LinearAttentionConfig:
-    configs = list({branch.config for branch in branches})
+def _require_one_window(model: Any) -> LinearAttentionConfig:
+    configs = list({branch.config for branch in branches(model).values()})
     shared = len(configs) == 1 and not configs[0].head_windows
     if shared and configs[0].features == "landmarks" and configs[0].has_window:
         return configs[0]

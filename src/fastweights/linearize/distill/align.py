@@ -7,8 +7,9 @@ another's mistakes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,21 +126,14 @@ def alignment(
 
 @contextmanager
 def _taken(model: nn.Module, paths: Mapping[int, str], take: Take) -> Iterator[None]:
-    handles = [
-        model.get_submodule(path).register_forward_hook(_hook(layer, take))
-        for layer, path in paths.items()
-    ]
-    try:
+    with ExitStack() as hooked:
+        for layer, path in paths.items():
+            hook = partial(_pass_on, layer, take)
+            hooked.enter_context(model.get_submodule(path).register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _hook(layer: int, take: Take) -> Callable[..., Any]:
-    def pass_on(_module: nn.Module, _args: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (take(layer, output[0]), *output[1:])
-        return take(layer, output)
-
-    return pass_on
+def _pass_on(layer: int, take: Take, _module: nn.Module, _args: Any, output: Any) -> Any:
+    if isinstance(output, tuple):
+        return (take(layer, output[0]), *output[1:])
+    return take(layer, output)

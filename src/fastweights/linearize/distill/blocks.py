@@ -203,9 +203,5 @@ def _run_block_alone(
             after.copy_(output[0] if isinstance(output, tuple) else output)
             raise _FinishedError
 
-        handles = block.register_forward_pre_hook(before), block.register_forward_hook(finish)
-        try:
+        with block.register_forward_pre_hook(before), block.register_forward_hook(finish):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()

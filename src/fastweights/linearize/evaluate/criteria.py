@@ -119,7 +119,7 @@ def _block_inputs(model: nn.Module) -> Iterator[list[Tensor]]:
     every = [] if has_adapters(model) else blocks(model)
     with ExitStack() as hooked:
         for block in every:
-            hooked.callback(block.register_forward_hook(take).remove)
+            hooked.enter_context(block.register_forward_hook(take))
         yield found
     if len(found) != len(every):
         found.clear()
@@ -140,9 +140,8 @@ def _beginning_at(
     if not (first := next(linear, 0)):
         yield
         return
-    with skip_blocks(every[:first]), ExitStack() as hooked:
-        hook = every[first].register_forward_pre_hook(lambda _, given: (states[first], *given[1:]))
-        hooked.callback(hook.remove)
+    take = lambda _, given: (states[first], *given[1:])  # noqa: E731
+    with skip_blocks(every[:first]), every[first].register_forward_pre_hook(take):
         yield
 
 

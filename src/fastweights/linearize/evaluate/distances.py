@@ -16,8 +16,7 @@ FLOOR = 1e-12
 
 def output_error(o: Output, target: Output, keep: Mask | None) -> Tensor:
     """Compute the relative squared error Σ‖o - target‖² / Σ‖target‖² of outputs ``[b t h v]``."""
-    rows = ones_like(target[..., :1]) if keep is None else keep[..., None, None]
-    total = ((o - upcast(target)) * rows).square().sum()
+    total = squared_size(o - upcast(target), keep)
     return total / squared_size(target, keep).clamp(min=torch.finfo(total.dtype).tiny)
 
 
