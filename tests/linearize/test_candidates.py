@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from conversions import SHORT, conversion, write_source
+from conversions import SHORT, conversion
 from fastweights.linearize import LinearAttentionConfig, linearize
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.fit import copy_parameters
@@ -23,24 +23,9 @@ from fastweights.linearize.distill.recipe import (
 from fastweights.linearize.distill.run import ConversionRun, ConversionText
 from fastweights.linearize.distill.trained import AllWeights
 from fastweights.linearize.evaluate.criteria import CRITERIA, Candidates, Divergence
+from killable_runs import stop_after
 
 pytestmark = pytest.mark.long
-
-
-class Stopping:
-    """Says stop at its call number `calls`, and ever after."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
 
 
 def guided(**changes: Any) -> LinearizationRecipe:
@@ -56,7 +41,7 @@ def test_every_candidate_is_trained_before_it_is_judged(source, tmp_path) -> Non
     recipe, by = guided(), CRITERIA["restored"]
     whole = conversion(source, recipe=recipe, softmax_layers=1, rank_by=by)
     sittings = 0
-    while not run_conversion(whole, tmp_path, until="rank-layers", stop=Stopping(9 * sittings)):
+    while not run_conversion(whole, tmp_path, until="rank-layers", stop=stop_after(9 * sittings)):
         sittings += 1
     assert sittings >= 2
     found = json.loads((tmp_path / "ranking.json").read_text())

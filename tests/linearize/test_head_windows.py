@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from transformers import AutoModelForCausalLM
 
-from conversions import conversion, write_source
+from conversions import conversion
 from families import LAYERS, VOCABULARY, logits, padded, student, teacher
 from fastweights.linearize import (
     LinearAttentionConfig,
@@ -39,7 +39,7 @@ from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.methods import Auto, Chunkwise, Parallel, Recurrent, evaluate
 from fastweights.recurrence import Decay, HeadGroups, NoFiniteFormError, ShapeError, Softmax
-from fastweights.training.loop.report import Reporter
+from killable_runs import Heard
 from tolerances import SAME, error
 
 ANALOG = LinearAttentionConfig("landmarks", 4, window=4, sinks=1, windows_by_head=True)
@@ -229,18 +229,15 @@ def _tensors(state) -> tuple[Tensor, ...]:
     return state if isinstance(state, tuple) else (state,)
 
 
-def test_a_run_divides_a_budget_of_bytes(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_divides_a_budget_of_bytes(source: Path, tmp_path: Path, monkeypatch) -> None:
     """Windows are divided in no more than it, and are there after a restart."""
     monkeypatch.setattr(student_module, "LANDMARK_TOKENS", 480)
     analog = replace(RECIPES["landmarks"].analog, window=16, feature_dim=4)
     recipe = LinearizationRecipe(analog, ())
-    source = write_source(tmp_path)
-    whole, notes = conversion(source, recipe=recipe), list[str]()
-    size = 2 * plan(whole.model, recipe, length=24).state
-    whole, listening = replace(whole, state_budget=size), Reporter()
-    monkeypatch.setattr(listening, "note", notes.append)
-    assert run_conversion(whole, tmp_path / "out", until="convert", reporter=listening)
-    assert any(note.startswith("windows of 6 key heads: 16 in ") for note in notes)
+    size = 2 * plan(str(source / "model"), recipe, length=24).state
+    whole, heard = conversion(source, recipe=recipe, state_budget=size), Heard()
+    assert run_conversion(whole, tmp_path / "out", until="convert", reporter=heard)
+    assert any(note.startswith("windows of 6 key heads: 16 in ") for note in heard.notes)
     assert run_conversion(whole, tmp_path / "out")
     page = (tmp_path / "out" / "report" / "report.html").read_text(encoding="utf-8")
     assert "<th>windows</th>" in page

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from conversions import SHORT, conversion, write_source
+from conversions import SHORT, conversion
 from fastweights.cli import main
 from fastweights.linearize import CannotLinearize, LinearAttentionConfig, linearize
 from fastweights.linearize.distill.adapt import TokenLoss
@@ -31,18 +31,17 @@ from fastweights.train import Bytes, DataError, TrainingError
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.json_lines import read_rows
 from fastweights.training.loop.optimizers import AdamW
-from fastweights.training.loop.report import Reporter
+from killable_runs import Heard
 from pretrained import llama
 from tiny import tiny
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    folder = write_source(tmp_path_factory.mktemp("source"))
-    (folder / "short.txt").write_text("three sheep and four goats went up the hill\n")
-    tiny("metala").save_pretrained(folder / "ours")
-    linearize(llama(2, torch.float32)).save_pretrained(folder / "linearized")
-    return folder
+def source(source) -> Path:
+    """With models that are linear already beside it."""
+    tiny("metala").save_pretrained(source / "ours")
+    linearize(llama(2, torch.float32)).save_pretrained(source / "linearized")
+    return source
 
 
 REFUSALS: dict[str, tuple[list[str], str]] = {
@@ -231,14 +230,6 @@ def test_the_state_of_a_long_window_is_told_at_once(source):
     assert far.state > 10**7
 
 
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.said.append(message)
-
-
 def test_a_plan_names_every_phase_and_its_seconds(source):
     model, recipe = str(source / "model"), RECIPES["landmarks"]
     few, many = (plan_run(model, recipe, plan(model, recipe), 256, n) for n in (512, 1 << 20))
@@ -271,8 +262,8 @@ def test_a_plan_names_every_phase_and_its_seconds(source):
 def test_a_stage_keeps_what_is_best_on_held_out_text(source, tmp_path, rate):
     fit = replace(SHORT, optimizer=replace(SHORT.optimizer, lr=rate))
     stages = (TransferConfig(fit=fit), AdaptationConfig(fit=fit))
-    notes, recipe = Notes(), LinearizationRecipe(LinearAttentionConfig(window=4), stages)
-    run_conversion(conversion(source, recipe=recipe), tmp_path, until="finetune", reporter=notes)
+    heard, recipe = Heard(), LinearizationRecipe(LinearAttentionConfig(window=4), stages)
+    run_conversion(conversion(source, recipe=recipe), tmp_path, until="finetune", reporter=heard)
     before, after = (
         json.loads((tmp_path / f"{name}.json").read_text())["error"]
         for name in ("convert", "transfer")
@@ -291,4 +282,4 @@ def test_a_stage_keeps_what_is_best_on_held_out_text(source, tmp_path, rate):
             assert kept.loss <= min(row[name] for row in rows if name in row)
             assert kept.step or kept.loss < min(row[name] for row in rows if name in row) + 1e-9
     if rate == 10.0:
-        assert any("gained nothing" in line for line in notes.said)
+        assert any("gained nothing" in line for line in heard.notes)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conversions import SHORT, conversion, shorten, write_source
-from fastweights.linearize.distill import steps
+from conversions import SHORT, conversion, differing, killed, shorten
 from fastweights.linearize.distill.adapt import LoRA
 from fastweights.linearize.distill.fit import TRAINED
 from fastweights.linearize.distill.pipeline import Conversion, run_conversion
@@ -19,25 +18,9 @@ from fastweights.linearize.distill.recipe import LinearizationRecipe
 from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import Adapters
-from fastweights.training.loop.report import Reporter
-from killable_runs import FORKS, kill_at, launch_two
+from killable_runs import launch_two
 
-pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch) -> None:
-    skip_pictures(monkeypatch.setattr)
-
-
-def skip_pictures(set_attribute) -> None:
-    """The page of a run takes longer to draw than a very small model to convert."""
-    set_attribute(steps, "write_report", lambda *_: None)
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_pages")]
 
 
 def _transfer(**changes) -> LinearizationRecipe:
@@ -74,19 +57,6 @@ CASES: dict[str, tuple[LinearizationRecipe, dict[str, object]]] = {
 }
 
 
-def files_of(out: Path) -> dict[str, bytes]:
-    """What a conversion gives, by path: the model, the adapter, and what was measured."""
-    folders = (out / "model", out / "adapter", out / "positions")
-    numbers = (out / f"{name}.json" for name in ("convert", "transfer", "ranking", "evaluation"))
-    trained = out.glob("*/**/trained.safetensors")
-    written = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in (*written, *numbers, *trained)
-        if path.exists()
-    }
-
-
 EACH_TIME = ("blockwise dropout",)
 
 
@@ -106,10 +76,8 @@ def test_verb_by_verb_is_one_sitting(source, tmp_path, recipe, changes):
     for verb in ("convert", "transfer", *ranked, "finetune", "export"):
         torch.seed()  # as in a process of its own
         assert run_conversion(whole, tmp_path / "verbs", until=verb)
-    once, stages = files_of(tmp_path / "once"), files_of(tmp_path / "verbs")
-    assert "model/model.safetensors" in once
-    assert once.keys() == stages.keys()
-    assert [name for name in once if once[name] != stages[name]] == []
+    assert (tmp_path / "once" / "model" / "model.safetensors").exists()
+    assert differing(tmp_path / "once", tmp_path / "verbs") == []
 
 
 def test_dropout_is_the_same_block_by_block(source, tmp_path):
@@ -127,32 +95,8 @@ def test_another_seed_begins_with_other_adapters(source, tmp_path):
         recipe = conversion(source).recipe
         whole = conversion(source, seed=seed, recipe=recipe.with_stages(recipe.stages[1:]))
         assert run_conversion(whole, tmp_path / str(seed), until="finetune")
-    ends = [files_of(tmp_path / str(seed))["finetune/trained.safetensors"] for seed in (0, 1)]
+    ends = [(tmp_path / str(seed) / "finetune" / TRAINED).read_bytes() for seed in (0, 1)]
     assert ends[0] != ends[1]
-
-
-class KillAfter(Reporter):
-    """Kills its process at call number `calls`, after the beginning of `verb`, that makes something
-    on disk final."""
-
-    def __init__(self, verb: str, calls: int) -> None:
-        self.beginning, self.calls = f"── {verb}", calls
-
-    def note(self, message: str) -> None:
-        if message == self.beginning:
-            kill_at(self.calls)
-
-
-def _sit(whole: Conversion, out: Path, verb: str, calls: int) -> None:
-    skip_pictures(setattr)
-    run_conversion(whole, out, reporter=KillAfter(verb, calls))
-
-
-def _killed(whole: Conversion, out: Path, verb: str, calls: int) -> bool:
-    process = FORKS.Process(target=_sit, args=(whole, out, verb, calls))
-    process.start()
-    process.join()
-    return process.exitcode == -9
 
 
 KILLS = [
@@ -170,12 +114,10 @@ def test_killed_again_and_again_it_is_one_sitting(source, tmp_path, blockwise):
     recipe = shorten(_transfer(blockwise=blockwise, dropout=0.3))
     whole = conversion(source, recipe=recipe, softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
-    kills = sum(_killed(whole, tmp_path / "often", verb, calls) for verb, calls in KILLS)
+    kills = sum(killed(whole, tmp_path / "often", verb, calls) for verb, calls in KILLS)
     assert kills >= 12
     assert run_conversion(whole, tmp_path / "often")
-    once, often = files_of(tmp_path / "once"), files_of(tmp_path / "often")
-    assert once.keys() == often.keys()
-    assert [name for name in once if once[name] != often[name]] == []
+    assert differing(tmp_path / "once", tmp_path / "often") == []
 
 
 @pytest.mark.slow
@@ -186,9 +128,9 @@ def test_killed_at_random_it_is_one_sitting(source, tmp_path, seed):
     random, verbs = np.random.default_rng(seed), steps_of(whole.recipe)
     for _ in range(12):
         verb = verbs[random.integers(len(verbs))].name
-        _killed(whole, tmp_path / "often", verb, int(random.integers(0, 60)))
+        killed(whole, tmp_path / "often", verb, int(random.integers(0, 60)))
     assert run_conversion(whole, tmp_path / "often")
-    assert files_of(tmp_path / "once") == files_of(tmp_path / "often")
+    assert differing(tmp_path / "once", tmp_path / "often") == []
 
 
 def _begin_finetune(whole: Conversion, out: Path) -> None:

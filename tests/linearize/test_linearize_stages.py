@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conversions import SHORT, conversion, shorten, write_source
+from conversions import SHORT, conversion, copy_tokenizer, differing, killed, shorten
 from fastweights.cli import main
 from fastweights.errors import CheckpointError, DataError
 from fastweights.linearize import LinearAttentionConfig
-from fastweights.linearize.distill import steps, training
+from fastweights.linearize.distill import training
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.fit import TRAINED
-from fastweights.linearize.distill.pipeline import Conversion, run_conversion
+from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     AlignmentConfig,
@@ -34,27 +34,23 @@ from fastweights.training.language.adapters import LoRA
 from fastweights.training.loop import layout as layouts
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.processes import leave_processes
-from fastweights.training.loop.report import Reporter
-from killable_runs import FORKS, kill_at, launch_two
+from killable_runs import launch_two, stop_after
 from pretrained import llama
 
 TWO = replace(SHORT, steps=2, every=Every(log=1, evaluation=2, checkpoint=1))
 WINDOW = LinearAttentionConfig(window=4)
 
 
+pytestmark = pytest.mark.usefixtures("no_pages")
+
+
 @pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    folder = write_source(tmp_path_factory.mktemp("source"))
+def source(source) -> Path:
+    """With a larger teacher beside it."""
     large = llama(3, torch.float32, vocab_size=264, hidden_size=32)
-    large.save_pretrained(folder / "large")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "large" / name).write_bytes((folder / "model" / name).read_bytes())
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(steps, "write_report", lambda *_: None)
+    large.save_pretrained(source / "large")
+    copy_tokenizer(source / "model", source / "large")
+    return source
 
 
 def adapted(**changes) -> AdaptationConfig:
@@ -75,26 +71,6 @@ def several(**changes) -> LinearizationRecipe:
     )
 
 
-class Stopping:
-    """Says stop at its call number `calls`, and ever after."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
-def results(out: Path) -> dict[str, bytes]:
-    paths = [*out.glob("*.json"), *out.glob(f"**/{TRAINED}"), *out.glob("model/*.safetensors")]
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in paths
-        if path.name not in ("plan.json", "results.json") and "checkpoints" not in path.parts
-    }
-
-
 def test_blocks_are_computed_again_where_a_step_keeps_much(source, tmp_path, monkeypatch):
     whole = conversion(source, recipe=several())
     assert run_conversion(whole, tmp_path / "once", until="finetune")
@@ -103,7 +79,7 @@ def test_blocks_are_computed_again_where_a_step_keeps_much(source, tmp_path, mon
     monkeypatch.setattr(layouts, "_recompute_blocks", recompute := Recompute())
     assert run_conversion(whole, tmp_path / "again", until="finetune")
     assert len(recompute.models) == 2
-    assert results(tmp_path / "again") == results(tmp_path / "once")
+    assert differing(tmp_path / "again", tmp_path / "once") == []
 
 
 class Recompute:
@@ -146,12 +122,11 @@ def test_stages_stopped_anywhere_go_on_to_the_same_model(source, tmp_path, top_k
     whole = conversion(source, recipe=recipe, softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
     sittings = 0
-    while not run_conversion(whole, tmp_path / "often", stop=Stopping(sittings)):
+    while not run_conversion(whole, tmp_path / "often", stop=stop_after(sittings)):
         sittings += 1
     assert sittings >= 5
-    once, often = results(tmp_path / "once"), results(tmp_path / "often")
-    assert once.keys() == often.keys() >= {"model/model.safetensors", "maps.json", "hidden.json"}
-    assert [name for name in once if once[name] != often[name]] == []
+    assert (tmp_path / "once" / "model" / "model.safetensors").exists()
+    assert differing(tmp_path / "once", tmp_path / "often", checkpoints=False) == []
     assert (tmp_path / "once" / "teacher" / "kl").exists() == (top_k is not None)
 
 
@@ -162,38 +137,14 @@ KILLS = (
 """Steps, and how many files become final after their beginning; the logits are the first of kl."""
 
 
-class KillAfter(Reporter):
-    """Kills its process at call number `calls`, after the beginning of `verb`, that makes something
-    on disk final."""
-
-    def __init__(self, verb: str, calls: int) -> None:
-        self.beginning, self.calls = f"── {verb}", calls
-
-    def note(self, message: str) -> None:
-        if message == self.beginning:
-            kill_at(self.calls)
-
-
-def _sit(whole: Conversion, out: Path, verb: str, calls: int) -> None:
-    steps.write_report = lambda *_: None
-    run_conversion(whole, out, reporter=KillAfter(verb, calls))
-
-
 @pytest.mark.slow
 def test_stages_killed_again_and_again_go_on_to_the_same_model(source, tmp_path):
     recipe = several(teacher=TeacherSource(str(source / "large"), 8))
-    whole, killed = conversion(source, recipe=recipe, softmax_layers=1), 0
+    whole = conversion(source, recipe=recipe, softmax_layers=1)
     assert run_conversion(whole, tmp_path / "once")
-    for verb, calls in KILLS:
-        process = FORKS.Process(target=_sit, args=(whole, tmp_path / "often", verb, calls))
-        process.start()
-        process.join()
-        killed += process.exitcode == -9
-    assert killed >= 7
+    assert sum(killed(whole, tmp_path / "often", step, calls) for step, calls in KILLS) >= 7
     assert run_conversion(whole, tmp_path / "often")
-    once, often = results(tmp_path / "once"), results(tmp_path / "often")
-    assert once.keys() == often.keys()
-    assert [name for name in once if once[name] != often[name]] == []
+    assert differing(tmp_path / "once", tmp_path / "often", checkpoints=False) == []
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from conversions import SHORT, conversion, write_source
+from conversions import SHORT, conversion, copy_tokenizer
 from fastweights.cli import main
 from fastweights.linearize import LinearAttentionConfig
 from fastweights.linearize.distill import steps
@@ -29,17 +29,11 @@ from fastweights.linearize.evaluate.criteria import CRITERIA, AloneLinear, LossM
 from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.processes import leave_processes
-from fastweights.training.loop.report import Reporter
-from killable_runs import launch_two
+from killable_runs import Heard, launch_two
 from planted import PREVIOUS, planted_llama
 from pretrained import llama
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
 
 
 def swapped(source: Path, **changes: Any):
@@ -77,8 +71,7 @@ def test_a_run_ranks_by_recall(source, tmp_path, by) -> None:
     """Of a model that predicts what followed the same letter before."""
     model = tmp_path / "model"
     planted_llama(258, ord("a")).float().save_pretrained(model)
-    for path in (source / "model").glob("tokenizer*"):
-        (model / path.name).write_bytes(path.read_bytes())
+    copy_tokenizer(source / "model", model)
     data = Data(("shakespeare",), length=320, held_out=5120)
     whole = swapped(source, model=str(model), data=data, softmax_layers=1, rank_by=by)
     assert run_conversion(whole, tmp_path / "run", until="rank-layers")
@@ -89,14 +82,12 @@ def test_a_run_ranks_by_recall(source, tmp_path, by) -> None:
     assert 1 >= ranking.damage[PREVIOUS] > 2 * ranking.damage[ranking.order[1]] >= 0
 
 
-def test_a_text_that_cannot_show_recall_ranks_by_damage(source, tmp_path, monkeypatch) -> None:
-    notes, listening = list[str](), Reporter()
-    monkeypatch.setattr(listening, "note", notes.append)
-    whole = swapped(source, softmax_layers=1)
-    assert run_conversion(whole, tmp_path, until="rank-layers", reporter=listening)
+def test_a_text_that_cannot_show_recall_ranks_by_damage(source, tmp_path) -> None:
+    whole, heard = swapped(source, softmax_layers=1), Heard()
+    assert run_conversion(whole, tmp_path, until="rank-layers", reporter=heard)
     assert read_ranking(tmp_path / "ranking.json").criterion == "damage"
     said = "layers are ranked by damage, not by recall: the text that copies are to be set in"
-    assert any(note.startswith(said) for note in notes)
+    assert any(note.startswith(said) for note in heard.notes)
 
 
 def test_another_run_uses_the_ranking(source, tmp_path, monkeypatch) -> None:
@@ -169,8 +160,7 @@ def test_what_cannot_be_chosen_is_refused_before_anything(
         with torch.no_grad():
             blind.lm_head.weight.zero_()
         blind.save_pretrained(source / "blind")
-        for path in (source / "model").glob("tokenizer*"):
-            (source / "blind" / path.name).write_bytes(path.read_bytes())
+        copy_tokenizer(source / "model", source / "blind")
     whole = swapped(source, **{"softmax_layers": 1, **changes(source)})
     with pytest.raises(ValueError, match=message):
         run_conversion(whole, tmp_path / "run")
