@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from families import LAYERS, padded, positions, student, teacher
+from families import LAYERS, held_bytes, padded, positions, student, teacher
 from fastweights.cli import main
 from fastweights.cli.verbs.generate import encode_prompt
 from fastweights.generate import stream
@@ -209,9 +209,7 @@ def test_memory_is_given_up() -> None:
     gc.collect()
     assert all(key() is None for key in keys)
     assert cache_bytes(cache) < before / 8
-    kept = [x for layer in cache.layers for x in layer.state]
-    held = {x.data_ptr(): x.untyped_storage().nbytes() for x in kept if x.numel()}
-    assert sum(held.values()) == cache_bytes(cache)
+    assert held_bytes(cache) == cache_bytes(cache)
 
 
 # generation ---------------------------------------------------------------------------------------

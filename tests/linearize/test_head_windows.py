@@ -148,16 +148,6 @@ def test_heads_of_several_sizes_are_saved_and_decode(tmp_path: Path) -> None:
         assert error(torch.cat(found, 1), loaded(input_ids=ids).logits) < SAME
 
 
-def test_is_saved_with_its_windows(tmp_path: Path) -> None:
-    model, inputs = placed(), padded(t=24)
-    share_windows(model, [{"input_ids": IDS}])
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    stored = [one.config.linearize["analog"] for one in (loaded, model)]
-    assert LinearAttentionConfig.from_stored(stored[0]) == LinearAttentionConfig(**stored[1])
-    assert torch.equal(logits(loaded, inputs), logits(model, inputs))
-
-
 def test_what_has_no_window_to_divide_is_refused() -> None:
     for analog in (LinearAttentionConfig(), LinearAttentionConfig("landmarks", 4, window=0)):
         with pytest.raises(ValueError, match="have landmarks and one window for all heads"):
@@ -171,8 +161,6 @@ def test_what_has_no_window_to_divide_is_refused() -> None:
             share_windows(placed(), [{"input_ids": IDS}], windows)
     with pytest.raises(ValueError, match="key heads; give each of them one number"):
         student(analog=LinearAttentionConfig("landmarks", 4, window=3, head_windows=((2,),)))
-    with pytest.raises(ValueError, match="windows_by_head with features = 'hedgehog'"):
-        LinearAttentionConfig(windows_by_head=True)
 
 
 def groups() -> HeadGroups:

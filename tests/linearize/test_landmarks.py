@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Generator, Tensor
 
 from conversions import conversion, shorten, write_source
 from extension import compiled
-from families import LAYERS, VOCABULARY, logits, padded, student, teacher
+from families import LAYERS, VOCABULARY, padded, student, teacher
 from fastweights import kernels
 from fastweights.features import Landmarks
 from fastweights.kernels import CHUNK_LOOP
@@ -142,24 +141,6 @@ def test_the_same_seed_places_the_same_landmarks() -> None:
     assert not torch.equal(placed(1), placed(2))
 
 
-def test_a_model_that_was_placed_decodes_as_it_reads() -> None:
-    model = linearize(teacher(), config())
-    place_landmarks(model, [{"input_ids": IDS}])
-    inputs = padded(t=20)
-    whole = logits(model, inputs)
-    cache, found = None, []
-    for t in range(20):
-        part = {"input_ids": inputs["input_ids"][:, t : t + 1]}
-        part["attention_mask"] = inputs["attention_mask"][:, : t + 1]
-        out = model(
-            **part, past_key_values=cache, use_cache=True, position_ids=positions(inputs, t)
-        )
-        cache = out.past_key_values
-        found.append(out.logits)
-    there = inputs["attention_mask"][..., None]
-    assert error(torch.cat(found, 1) * there, whole) < 1e-5
-
-
 @compiled
 @pytest.mark.parametrize("sharper", [1, 100])
 @pytest.mark.parametrize("window", [0, 1, 4])
@@ -193,10 +174,6 @@ def test_a_single_token_has_gradients() -> None:
         assert all(p.grad is not None and p.grad.any() for p in branch.phi_q.parameters())
 
 
-def positions(inputs: dict[str, Tensor], t: int) -> Tensor:
-    return (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)[:, t : t + 1]
-
-
 @pytest.mark.parametrize(
     ("model", "texts", "message"),
     [
@@ -212,15 +189,6 @@ def positions(inputs: dict[str, Tensor], t: int) -> Tensor:
 def test_what_cannot_be_placed(model, texts, message) -> None:
     with pytest.raises(ValueError, match=message):
         place_landmarks(model(), texts)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"rule": "gla"}, {"shared": False}, {"per_query_head": True}],
-)
-def test_landmarks_weigh_keys_beside_the_window_s(fields) -> None:
-    with pytest.raises(ValueError, match="landmarks stand for the keys of a key head"):
-        replace(config(), **fields)
 
 
 def test_scores_of_any_size_leave_numbers() -> None:

@@ -19,9 +19,15 @@ from families import (
     FAMILIES,
     LAYERS,
     SOME_FAMILIES,
+    assert_generates_as_it_reads,
+    assert_same,
+    generate,
+    generated,
+    held_bytes,
     logits,
     padded,
     positions,
+    reread,
     shaken,
     student,
     teacher,
@@ -54,12 +60,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 every_window = pytest.mark.parametrize("window", WINDOWS)
 
 
-def assert_same(got: Tensor, want: Tensor, what: str) -> None:
-    assert error(got, want) <= SAME, f"{what}: {error(got, want):.1e}"
-
-
 # the original -------------------------------------------------------------------------------------
-# --------------------
 
 
 @every_family
@@ -76,32 +77,14 @@ def test_a_window_over_all_tokens_is_the_original(family: str) -> None:
 
 @every_family
 def test_generation_is_the_full_forward(family: str) -> None:
-    model, inputs = student(family), padded()
-    out = generated(model, inputs)
-    assert_same(torch.stack(out.logits, 1), after(model, inputs, out.sequences), family)
+    assert_generates_as_it_reads(student(family), padded())
 
 
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_generation_with_landmarks_is_the_full_forward(family: str) -> None:
     model, inputs = linearize(teacher(family), LinearAttentionConfig("landmarks", 8, 4)), padded()
     place_landmarks(model, [inputs])
-    out = generated(model, inputs)
-    assert_same(torch.stack(out.logits, 1), after(model, inputs, out.sequences), family)
-
-
-def generated(model: Any, inputs: dict[str, Tensor], tokens: int = 6, **options: Any) -> Any:
-    lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-    wanted = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False}
-    return model.generate(**inputs, **{**lengths, **wanted, **options})
-
-
-def after(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
-    """The logits of a full forward that predict what was generated."""
-    before = inputs["input_ids"].shape[1]
-    mask = inputs["attention_mask"]
-    mask = torch.cat([mask, mask.new_ones(len(mask), sequences.shape[1] - before)], 1)
-    full = logits(model, {"input_ids": sequences, "attention_mask": mask}, use_cache=False)
-    return full[:, before - 1 : -1]
+    assert_generates_as_it_reads(model, inputs)
 
 
 def test_sites_say_what_attention_sees() -> None:
@@ -145,7 +128,6 @@ def test_probing_leaves_no_trace() -> None:
 
 
 # layers and analogs -------------------------------------------------------------------------------
-# --------------------
 
 
 def test_only_chosen_layers_are_converted() -> None:
@@ -153,12 +135,7 @@ def test_only_chosen_layers_are_converted() -> None:
     assert list(branches(model)) == [1]
     assert list(branches(student("gemma2"))) == [1, 2]
     assert list(branches(student("gemma2", layers=[0, 2]))) == [0, 2]
-    assert_same(*both_ways(model, padded()), "hybrid")
-
-
-def both_ways(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    out = generated(model, inputs)
-    return torch.stack(out.logits, 1), after(model, inputs, out.sequences)
+    assert_generates_as_it_reads(model, padded())
 
 
 def test_a_sliding_layer_that_is_asked_for_is_the_original_within_its_window() -> None:
@@ -185,8 +162,7 @@ every_analog = pytest.mark.parametrize("analog", ANALOGS.values(), ids=ANALOGS)
 @every_analog
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3", "granite"])
 def test_every_analog_decodes_as_it_reads(analog: LinearAttentionConfig, family: str) -> None:
-    inputs = padded()
-    assert_same(*both_ways(student(family, analog), inputs), family)
+    assert_generates_as_it_reads(student(family, analog), padded())
 
 
 @compiled
@@ -261,7 +237,6 @@ def features(x: Tensor, W: Tensor) -> Tensor:
 
 
 # modes --------------------------------------------------------------------------------------------
-# --------------------
 
 
 def test_a_side_can_be_switched_off() -> None:
@@ -273,10 +248,10 @@ def test_a_side_can_be_switched_off() -> None:
             branch.phi_q.W.zero_()
     with use_mode(model, WindowOnly()):
         window = logits(model, inputs)
-        assert_same(*both_ways(model, inputs), "window")
+        assert_generates_as_it_reads(model, inputs)
     with use_mode(model, LinearOnly()):
         linear = logits(model, inputs)
-        assert_same(*both_ways(model, inputs), "linear")
+        assert_generates_as_it_reads(model, inputs)
     pure = student(analog=LinearAttentionConfig(window=0))
     pure.load_state_dict(model.state_dict())
     assert_same(linear, logits(pure, inputs), "linear")
@@ -296,8 +271,7 @@ def test_the_teacher_generates_as_the_original() -> None:
     want = generated(teacher(), inputs)
     with use_mode(model, Teacher()):
         got = generated(model, inputs)
-    assert torch.equal(got.sequences, want.sequences)
-    assert all(map(torch.equal, got.logits, want.logits))
+    assert all(map(torch.equal, got, want))
 
 
 def test_a_call_has_the_record_and_both_outputs() -> None:
@@ -320,14 +294,13 @@ def test_a_call_has_the_record_and_both_outputs() -> None:
 
 
 # generation ---------------------------------------------------------------------------------------
-# --------------------
 
 
 def test_beams_are_reordered() -> None:
     model, inputs = student(), padded()
     beams = {"num_beams": 4, "num_return_sequences": 2, "output_scores": True}
     with_cache, without = (
-        generated(model, inputs, use_cache=cached, **beams) for cached in (True, False)
+        generate(model, inputs, use_cache=cached, **beams) for cached in (True, False)
     )
     assert torch.equal(with_cache.sequences, without.sequences)
     assert torch.allclose(with_cache.sequences_scores, without.sequences_scores)
@@ -335,14 +308,10 @@ def test_beams_are_reordered() -> None:
 
 def test_several_sequences_are_sampled_of_each_prompt() -> None:
     model, inputs = student(), padded()
-    runs = []
+    runs, several = [], {"do_sample": True, "num_return_sequences": 3}
     for cached in (True, False):
         torch.manual_seed(3)
-        runs.append(
-            generated(
-                model, inputs, do_sample=True, num_return_sequences=3, use_cache=cached
-            ).sequences
-        )
+        runs.append(generated(model, inputs, use_cache=cached, **several)[0])
     assert runs[0].shape[0] == 6
     assert torch.equal(*runs)
 
@@ -351,14 +320,14 @@ def test_several_sequences_are_sampled_of_each_prompt() -> None:
 def test_a_prompt_may_be_read_in_chunks(chunk: int) -> None:
     model, inputs = student(), padded()
     want, got = generated(model, inputs), generated(model, inputs, prefill_chunk_size=chunk)
-    assert torch.equal(got.sequences, want.sequences)
-    assert_same(torch.stack(got.logits, 1), torch.stack(want.logits, 1), "chunks")
+    assert torch.equal(got[0], want[0])
+    assert_same(got[1], want[1], "chunks")
 
 
 @every_window
 def test_a_conversation_goes_on_from_its_cache(window: int) -> None:
     model, inputs = student(analog=LinearAttentionConfig(window=window)), padded()
-    out = generated(model, inputs)
+    out = generate(model, inputs)
     turn = padded(pad=0, t=4)["input_ids"]
     ids = torch.cat([out.sequences, turn], 1)
     mask = torch.cat(
@@ -367,20 +336,17 @@ def test_a_conversation_goes_on_from_its_cache(window: int) -> None:
     inputs = {"input_ids": ids, "attention_mask": mask}
     again = generated(model, inputs, past_key_values=out.past_key_values)
     scratch = generated(model, inputs)
-    assert torch.equal(again.sequences, scratch.sequences)
-    assert_same(torch.stack(again.logits, 1), torch.stack(scratch.logits, 1), "turn")
+    assert torch.equal(again[0], scratch[0])
+    assert_same(again[1], scratch[1], "turn")
 
 
 @every_window
 def test_padding_on_the_left_changes_nothing(window: int) -> None:
     model, inputs = student(analog=LinearAttentionConfig(window=window)), padded()
-    alone = generated(
-        model,
-        {"input_ids": inputs["input_ids"][:1, 5:], "attention_mask": torch.ones(1, 10).long()},
-    )
+    alone = generated(model, {name: x[:1, 5:] for name, x in inputs.items()})
     both = generated(model, inputs)
-    assert torch.equal(both.sequences[:1, 5:], alone.sequences)
-    assert error(torch.stack(both.logits, 1)[:1], torch.stack(alone.logits, 1)) <= SAME
+    assert torch.equal(both[0][:1, 5:], alone[0])
+    assert_same(both[1][:1], alone[1])
 
 
 @every_window
@@ -392,21 +358,15 @@ def test_the_cache_does_not_grow(window: int) -> None:
         with torch.no_grad():
             model(padded(pad=0, t=t)["input_ids"], past_key_values=cache)
         sizes.append(cache_bytes(cache))
-        assert sum(storage_bytes(cache).values()) == sizes[-1]
+        assert held_bytes(cache) == sizes[-1]
         assert cache.get_seq_length() == t
     kept, state, ages = max(window - 1, 0) * 2 * 16 * 4, 2 * 8 * 9 * 4, max(window - 1, 0) * 8
     assert sizes == [LAYERS * 2 * (kept + state + ages)] * 2
 
 
-def storage_bytes(cache: Any) -> dict[int, int]:
-    """What a cache really holds on to: views keep all of their tensor."""
-    tensors = [tensor for layer in cache.layers for tensor in layer.state]
-    return {x.data_ptr(): x.untyped_storage().nbytes() for x in tensors if x.numel()}
-
-
 def test_a_cache_can_be_kept_selected_repeated_and_emptied() -> None:
     model, inputs = student(), padded()
-    cache = generated(model, inputs).past_key_values
+    cache = generate(model, inputs).past_key_values
     kept = copy.deepcopy(cache)
     turn = torch.full((2, 1), 7)
     mask = torch.ones(2, 21, dtype=torch.long)
@@ -425,19 +385,7 @@ def test_a_cache_can_be_kept_selected_repeated_and_emptied() -> None:
     assert torch.equal(again, logits(model, inputs))
 
 
-def test_packed_documents_do_not_meet() -> None:
-    ids = padded(pad=0, t=20)["input_ids"]
-    places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
-    for family in ("llama", "gpt2"):
-        model = student(family)
-        with torch.no_grad():
-            packed = model(ids, position_ids=places, use_cache=False).logits
-            apart = [model(part, use_cache=False).logits for part in ids.split([8, 12], 1)]
-        assert error(packed, torch.cat(apart, 1)) <= SAME
-
-
-# precision, training
-# -------------------------------------------------------------------------------------
+# precision, training ------------------------------------------------------------------------------
 
 
 def test_low_precision_keeps_states_in_float32() -> None:
@@ -451,8 +399,8 @@ def test_low_precision_keeps_states_in_float32() -> None:
         torch.bfloat16,
         torch.float32,
     )
-    inputs = padded()
-    got, want = both_ways(model, inputs)
+    sequences, got = generated(model, padded())
+    want = reread(model, padded(), sequences)
     assert_close(got.float(), want.float(), "logits", torch.bfloat16)
 
 

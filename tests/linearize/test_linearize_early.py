@@ -25,7 +25,6 @@ from fastweights.linearize.distill.recipe import (
     TransferConfig,
 )
 from fastweights.linearize.distill.recipes import RECIPES
-from fastweights.linearize.distill.transfer import TransferLoss
 from fastweights.linearize.evaluate.criteria import CRITERIA
 from fastweights.train import Bytes, DataError, TrainingError
 from fastweights.training.data.documents import Data
@@ -46,31 +45,19 @@ def source(source) -> Path:
 
 REFUSALS: dict[str, tuple[list[str], str]] = {
     "too many softmax layers": (["--softmax-layers", "3"], "cannot keep 3 of 3 layers softmax"),
-    "more than there are": (["--softmax-layers", "5"], "keep 0 to 2 of them"),
     "more than are chosen": (
         ["--layers", "0,2", "--softmax-layers", "2"],
         "cannot keep 2 of 2 layers softmax",
     ),
     "no such layer": (["--layers", "1,7"], "has no such layers; choose some of 0–2"),
     "window as long as a sequence": (["--window", "24"], "window = 24 reaches over every sequence"),
-    "window longer than any text": (["--window", "100000"], "or a smaller window"),
     "rate that explodes": (["--transfer-lr", "1e30"], "lr = 1e+30; every update of AdamW moves"),
-    "rate of adaptation": (["--finetune-lr", "11"], "take a lower rate"),
     "dropout of no window": (["--window", "0", "--dropout", "0.5"], "leave dropout out"),
-    "dropout of a rule": (
-        ["--rule", "gla", "--window", "0", "--dropout", "0.5"],
-        "window = 0 is none",
-    ),
     "weights of a rule": (
         ["--rule", "gla", "--window", "0", "--recipe", "workshop"],
         "rule = 'gla' without a window has no attention weights that the transfer could compare",
     ),
     "window of a rule without": (["--rule", "supra"], "take window = 0, or rule = 'lightning'"),
-    "sinks without a window": (
-        ["--recipe", "lolcats", "--window", "0", "--sinks", "2"],
-        "take a window above 0",
-    ),
-    "gates of a rule without": (["--gates", "pooled"], "which has no gates; take one of gla"),
     "more landmarks than keys": (
         ["--recipe", "landmarks", "--feature-dim", "8193"],
         "feature_dim = 8,193 makes 16,386 landmarks in each head, placed among the keys of 16,384",
@@ -163,7 +150,6 @@ VALUES: dict[str, tuple[Any, str]] = {
         f"rate {rate}": (lambda rate=rate: Fit(optimizer=AdamW(lr=rate)), f"lr = {rate}")
         for rate in (float("nan"), float("inf"), -1.0, 0.0)
     },
-    "rate of 100": (lambda: Fit(optimizer=AdamW(lr=100.0)), "lr = 100; every update of AdamW"),
     "steps": (lambda: Fit(steps=-3), "steps = -3; it must be 1 or more"),
     "length 1": (lambda: Data(("text",), length=1), "length = 1; it must be 2 or more"),
     "length 0": (lambda: Data(("text",), length=0), "one token predicts the next"),
@@ -171,13 +157,6 @@ VALUES: dict[str, tuple[Any, str]] = {
     "no source": (lambda: Data(()), "give at least one source"),
     "window 1.5": (lambda: LinearAttentionConfig(window=1.5), "window = 1.5; a number of tokens"),  # type: ignore[arg-type]
     "kl": (lambda: TokenLoss(kl=float("inf")), "at least 0 and finite"),
-    "weights": (lambda: TransferLoss(weights=float("nan")), "at least 0 and finite"),
-    "dropout of no window": (
-        lambda: LinearizationRecipe(
-            LinearAttentionConfig(window=0), (TransferConfig(dropout=0.5),)
-        ),
-        "hides a window of softmax",
-    ),
 }
 
 

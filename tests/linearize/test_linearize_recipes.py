@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.cli import build_parser
@@ -57,7 +56,7 @@ from fastweights.training.loop.identity import to_json_value
 from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.report import Reporter
 from fastweights.training.loop.stage import trainable_parameters
-from pretrained import VOCABULARY, linear_llama, llama, stream
+from pretrained import Recorded, batch, linear_llama, llama, stream
 from tolerances import assert_close
 
 RULES = ("windowed", "gla", "gated_deltanet", "mesa", "supra")
@@ -67,34 +66,15 @@ def analog(rule: str) -> LinearAttentionConfig:
     return LinearAttentionConfig(window=3 if rule == "windowed" else 0, rule=rule)
 
 
-def batch(padded: bool = False) -> dict[str, Tensor]:
-    ids = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-    return {"input_ids": ids, **({"attention_mask": mask} if padded else {})}
-
-
 # losses -------------------------------------------------------------------------------------------
-
-
-class Maps(LossOnly):
-    """Keeps what every layer was called with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = {}
-
-    def attend(self, call):
-        self.calls[call.layer] = call
-        return call.softmax()
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 def test_softmax_maps_are_softmax(padded):
-    mode, inputs = Maps(), batch(padded)
+    mode, inputs = Recorded(), batch(padded)
     attend_all(linear_llama(), inputs, mode)
     keep = inputs.get("attention_mask", torch.ones(2, 12)).bool().numpy()
-    for call in mode.calls.values():
+    for call, _ in mode.calls.values():
         found, q, k = softmax_map(call).numpy(), call.q.numpy(), call.k.numpy()
         for b, t, h in np.ndindex(*q.shape[:3]):
             if keep[b, t]:
@@ -107,11 +87,11 @@ def test_softmax_maps_are_softmax(padded):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_maps_are_compared_by_the_norm_of_their_difference(rule):
-    model, mode = linear_llama(analog(rule)), Maps()
+    model, mode = linear_llama(analog(rule)), Recorded()
     attend_all(model, batch(), mode)
     alone = LossOnly(TransferLoss(output=0, maps=2.0))
     attend_all(model, batch(), alone)
-    for layer, call in mode.calls.items():
+    for layer, (call, _) in mode.calls.items():
         far = (softmax_map(call) - call.record().attention_map()).detach().numpy()
         norms = [np.sqrt((far[b, h] ** 2).sum()) for b, h in np.ndindex(*far.shape[:2])]
         assert_close(alone.losses[layer], np.array(2 * np.mean(norms)), f"layer {layer}")

@@ -213,6 +213,23 @@ def test_the_teacher_cannot_go_on_from_a_state() -> None:
         ),
         ({"feature_dim": 0}, "feature_dim = 0; use a number of columns, or None"),
         ({"window": -1}, "window = -1; a number of tokens, 0 for linear attention alone"),
+        ({"rule": "supra"}, "take window = 0, or rule = 'lightning'"),
+        ({"window": 0, "sinks": 1}, "seen by the softmax of a window, or"),
+        ({"sinks": 1, "per_query_head": True}, "have no sinks"),
+        ({"sinks": -1}, "sinks"),
+        ({"gates": "pooled"}, "which has no gates; take one of gla"),
+        ({"gates": "zz"}, "learnt"),
+        ({"window": 4, "convolution": 4}, "a window sees keys as they are"),
+        ({"window": 0, "convolution": 4, "per_query_head": True}, "have no convolutions"),
+        ({"window": 0, "convolution": 1}, "take 2 or more taps"),
+        ({"window": 0, "convolution": -1}, "convolution"),
+        ({"log_scale": 500}, "it is the base of a logarithm"),
+        ({"positions": "linear", "log_scale": 1}, "it is the base of a logarithm"),
+        ({"windows_by_head": True}, "windows_by_head with features = 'hedgehog'"),
+        *(
+            ({"features": "landmarks", **fields}, "landmarks stand for the keys of a key head")
+            for fields in ({"rule": "gla"}, {"shared": False}, {"per_query_head": True})
+        ),
     ],
 )
 def test_analogs_that_do_not_exist(fields: dict[str, Any], message: str) -> None:

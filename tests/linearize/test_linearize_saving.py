@@ -28,7 +28,6 @@ from transformers import (
 
 from families import SOME_FAMILIES, logits, padded, shaken, student, teacher
 from fastweights.linearize import (
-    RULES,
     LinearAttentionConfig,
     Teacher,
     branches,
@@ -153,13 +152,6 @@ def test_the_softmax_configuration_is_read_without_a_warning(tmp_path: Path) -> 
     assert read_again.model_type == "llama"
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_is_saved(rule: str, tmp_path: Path) -> None:
-    model = student(analog=LinearAttentionConfig(rule=rule, window=0))
-    model.save_pretrained(tmp_path)
-    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(model)) == 0
-
-
 def test_the_configuration_says_what_was_done(tmp_path: Path) -> None:
     student(analog=LinearAttentionConfig(window=3, features="relu"), layers=[0, 2]).save_pretrained(
         tmp_path
@@ -240,7 +232,6 @@ def test_another_process_needs_one_import_which_loads_no_family(tmp_path: Path) 
 
 
 # adapters -----------------------------------------------------------------------------------------
-# --------------------
 
 
 def adapted(model: Any, **options: Any) -> Any:
@@ -269,29 +260,8 @@ def test_adapters_of_a_linearized_model(tmp_path: Path) -> None:
     assert torch.equal(read(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")), want)
 
 
-def test_adapters_alone_carry_the_branches(tmp_path: Path) -> None:
-    """A few megabytes that make the softmax model, which everyone has, the linear one."""
-    model = adapted(
-        linearize(teacher(), LinearAttentionConfig(window=4)), modules_to_save=["linear_branch"]
-    )
-    want = read(model)
-    assert error(want, read(linearize(teacher(), LinearAttentionConfig(window=4)))) > SAME
-    model.save_pretrained(tmp_path)
-    names = load_file(tmp_path / "adapter_model.safetensors")
-    assert all("lora" in name or "linear_branch" in name for name in names)
-    again = PeftModel.from_pretrained(
-        linearize(teacher(), LinearAttentionConfig(window=4)), tmp_path
-    )
-    assert torch.equal(read(again), want)
-    assert difference(branches(again)[0].mix, branches(model)[0].mix) == 0
-    assert all(weight.requires_grad for weight in branches(model)[0].parameters())
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"modules_to_save": ["linear_branch"]}], ids=["lora", "branches"]
-)
-def test_merged_models_are_saved_whole(options: dict[str, Any], tmp_path: Path) -> None:
-    model = adapted(student(), **options)
+def test_merged_models_are_saved_whole(tmp_path: Path) -> None:
+    model = adapted(student())
     want = read(model)
     merged = model.merge_and_unload()
     assert error(read(merged), want) <= SAME
@@ -308,7 +278,6 @@ def test_adapters_generate_with_a_constant_cache() -> None:
 
 
 # quantised weights --------------------------------------------------------------------------------
-# --------------------
 
 
 BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from families import (
     CONVOLVED,
     LAYERS,
+    assert_generates_as_it_reads,
     assert_same,
     generated,
+    held_bytes,
     logits,
     padded,
+    reread,
     shaken,
     student,
     teacher,
@@ -61,6 +63,7 @@ BESIDE = {
         for rule in GATED
     },
 }
+EVERY = BESIDE | CONVOLVED
 every_rule = pytest.mark.parametrize("analog", BESIDE.values(), ids=BESIDE)
 EACH_TIME = (
     "windowed",
@@ -71,28 +74,25 @@ EACH_TIME = (
     "landmarks-by-head",
     "kda-sinks",
     "gated_deltanet-pooled",
+    "gla, convolved",
+    "mesa, convolved",
 )
 """Every kind of record, normaliser, gate and window; the others are slow tests."""
-most_rules = pytest.mark.parametrize(
-    "analog",
-    [
+
+
+def most_of(analogs: Mapping[str, LinearAttentionConfig]) -> pytest.MarkDecorator:
+    most = [
         pytest.param(analog, id=name, marks=() if name in EACH_TIME else pytest.mark.slow)
-        for name, analog in BESIDE.items()
-    ],
+        for name, analog in analogs.items()
+    ]
+    return pytest.mark.parametrize("analog", most)
+
+
+SOME = (
+    *("gla-sinks", "landmarks-sinks", "kda", "mesa"),
+    *("windowed, convolved", "gated_deltanet, convolved"),
 )
-SOME = ("gla-sinks", "landmarks-sinks", "kda", "mesa")
-MIXED = {name: BESIDE[name] for name in SOME} | {
-    f"{name}, convolved": CONVOLVED[name] for name in ("windowed", "gated_deltanet")
-}
-some_rules = pytest.mark.parametrize("analog", MIXED.values(), ids=MIXED)
-
-
-def read(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
-    """The logits of one forward that predict what was generated."""
-    before, mask = inputs["input_ids"].shape[1], inputs["attention_mask"]
-    mask = torch.cat([mask, mask.new_ones(len(mask), sequences.shape[1] - before)], 1)
-    full = logits(model, {"input_ids": sequences, "attention_mask": mask}, use_cache=False)
-    return full[:, before - 1 : -1]
+some_rules = pytest.mark.parametrize("analog", [EVERY[name] for name in SOME], ids=SOME)
 
 
 @every_rule
@@ -103,11 +103,12 @@ def test_a_window_over_all_tokens_is_the_original(analog: LinearAttentionConfig)
     assert difference_with_full_window(student(analog=analog), inputs) < SAME
 
 
-@most_rules
+@most_of(EVERY)
 def test_generation_is_the_full_forward(analog: LinearAttentionConfig) -> None:
+    """With padding, alone, and in chunks."""
     model, inputs = student(analog=analog), padded()
     sequences, found = generated(model, inputs)
-    assert_same(found, read(model, inputs, sequences))
+    assert_same(found, reread(model, inputs, sequences))
     alone = {name: x[:1, 5:] for name, x in inputs.items()}
     assert_same(found[:1], generated(model, alone)[1])
     _, in_chunks = generated(model, inputs, prefill_chunk_size=4)
@@ -116,9 +117,8 @@ def test_generation_is_the_full_forward(analog: LinearAttentionConfig) -> None:
 
 @pytest.mark.parametrize("family", ["gemma2", "deepseek_v3", "granite"])
 def test_other_families_scale_cap_and_widen(family: str) -> None:
-    model, inputs = student(family, BESIDE["gla-sinks"]), padded()
-    sequences, found = generated(model, inputs)
-    assert_same(found, read(model, inputs, sequences))
+    inputs = padded()
+    assert_generates_as_it_reads(student(family, BESIDE["gla-sinks"]), inputs)
     whole = linearize(teacher(family), replace(BESIDE["kda"], window=15))
     assert_same(logits(whole, inputs), logits(teacher(family), inputs))
 
@@ -141,47 +141,42 @@ def test_caches_are_reordered_and_go_back(analog: LinearAttentionConfig) -> None
         assert_same(model(ids[:, 11:], past_key_values=cache).logits[:, -1], want)
 
 
-@most_rules
+@most_of(EVERY)
 def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttentionConfig) -> None:
     model, sizes = student(analog=analog), []
-    for t in (12, 31):
+    for t in (12, 31) if analog.has_window else (3, 31):
         cache = DynamicCache()
         with torch.no_grad():
             model(padded(pad=0, t=t)["input_ids"][:1], past_key_values=cache)
         sizes.append(cache_bytes(cache))
-        held = {x.data_ptr(): x for layer in cache.layers for x in layer.state if x.numel()}
-        assert sum(x.untyped_storage().nbytes() for x in held.values()) == sizes[-1]
+        assert analog.convolution or held_bytes(cache) == sizes[-1]
     assert sizes == [plan(teacher(), LinearizationRecipe(analog, ())).state] * 2
 
 
 def test_packed_documents_do_not_meet() -> None:
     ids = padded(pad=0, t=20)["input_ids"]
     places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
-    some = [BESIDE[name] for name in ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled")]
-    for analog in (*some, CONVOLVED["gla"]):
-        model = student(analog=analog)
+    some = ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled", "gla, convolved")
+    others = (student(analog=EVERY[name]) for name in some)
+    for model in (student(), student("gpt2"), *others):
         with torch.no_grad():
             packed = model(ids, position_ids=places, use_cache=False).logits
             apart = [model(part, use_cache=False).logits for part in ids.split([8, 12], 1)]
         assert_same(packed, torch.cat(apart, 1))
 
 
-@most_rules
+@most_of(BESIDE)
 def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
     model, inputs = student(analog=analog), padded()
     assert set(ablations(model)) == {"softmax", "linear", "window only", "linear only"}
     with use_mode(model, WindowOnly()):
         window = logits(model, inputs)
-        sequences, found = generated(model, inputs)
-        assert_same(found, read(model, inputs, sequences))
+        assert_generates_as_it_reads(model, inputs)
     with use_mode(model, LinearOnly()):
         linear = logits(model, inputs)
-        sequences, found = generated(model, inputs)
-        assert_same(found, read(model, inputs, sequences))
-    own = analog.window, analog.sinks, analog.head_windows
-    sliding = student(
-        analog=LinearAttentionConfig(window=own[0], sinks=own[1], head_windows=own[2])
-    )
+        assert_generates_as_it_reads(model, inputs)
+    own = {name: getattr(analog, name) for name in ("window", "sinks", "head_windows")}
+    sliding = student(analog=LinearAttentionConfig(**own))
     with use_mode(sliding, WindowOnly()):
         assert_same(window, logits(sliding, inputs))
     if analog.features == "landmarks":  # beside which sinks are features of the rule
@@ -191,7 +186,7 @@ def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
     assert_same(linear, logits(alone, inputs))
 
 
-@most_rules
+@most_of(BESIDE)
 def test_transfer_lowers_the_error(analog: LinearAttentionConfig) -> None:
     """All parameters of all branches have a gradient, and their steps help."""
     model, inputs = linearize(teacher(), analog), padded(t=24)
@@ -273,7 +268,7 @@ def test_is_saved_and_computes_in_bfloat16(analog: LinearAttentionConfig, tmp_pa
     assert torch.equal(logits(again, inputs), logits(model, inputs))
     narrow = model.to(torch.bfloat16)
     sequences, found = generated(narrow, inputs)
-    assert error(found, read(narrow, inputs, sequences).float()) < 0.1
+    assert error(found, reread(narrow, inputs, sequences).float()) < 0.1
 
 
 def test_what_was_saved_without_a_window_has_none(tmp_path: Path) -> None:
@@ -311,16 +306,3 @@ def test_more_features_than_channels_are_not_the_same_ones() -> None:
         torch.testing.assert_close(W.norm(dim=-1), torch.ones(4, 20))
         products = W @ W.mT - torch.eye(20)
         assert float(products.abs().max()) < 0.999
-
-
-def test_what_excludes_each_other_is_refused() -> None:
-    for fields, message in (
-        ({"rule": "supra"}, "take window = 0, or rule = 'lightning'"),
-        ({"window": 0, "sinks": 1}, "seen by the softmax of a window, or"),
-        ({"sinks": 1, "per_query_head": True}, "have no sinks"),
-        ({"gates": "pooled"}, "which has no gates; take one of gla"),
-        ({"gates": "zz"}, "learnt"),
-        ({"sinks": -1}, "sinks"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            LinearAttentionConfig(**fields)

@@ -14,9 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from families import VOCABULARY, logits, padded, teacher
 from fastweights.linearize import (
-    AttentionCall,
     LinearAttentionConfig,
-    Mode,
     branches,
     linearize,
     place_landmarks,
@@ -24,7 +22,7 @@ from fastweights.linearize import (
     use_mode,
 )
 from fastweights.linearize.convert.rotary import find_turnings
-from fastweights.shapes import Output
+from pretrained import Recorded
 from tolerances import error
 
 IDS = torch.randint(3, VOCABULARY, (1, 40), generator=Generator().manual_seed(3))
@@ -35,23 +33,12 @@ NEIGHBOURS = ("glm", "cohere", "deepseek_v3")
 """Of these, the first turns half of the channels, and the last those at the end."""
 
 
-class _Keys(Mode):
-    constant = False
-
-    def __init__(self) -> None:
-        self.found: dict[int, torch.Tensor] = {}
-
-    def attend(self, call: AttentionCall) -> Output:
-        self.found[call.layer] = call.k
-        return call.softmax()
-
-
 def keys_at(model: Any, first: int) -> dict[int, torch.Tensor]:
-    mode = _Keys()
+    mode = Recorded()
     places = first + torch.arange(IDS.shape[1])[None]
     with torch.no_grad(), use_mode(model, mode):
         model(IDS, position_ids=places)
-    return mode.found
+    return {layer: call.k for layer, (call, _) in mode.calls.items()}
 
 
 @pytest.mark.parametrize("family", [*HALVES, *NEIGHBOURS])

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fastweights.linearize import LinearAttentionConfig, Mode, Teacher, branches, use_mode
+from fastweights.linearize import LinearAttentionConfig, Teacher, branches, use_mode
 from fastweights.linearize.convert.attention import attend_all
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.blocks import transfer_blockwise
@@ -38,7 +38,7 @@ from fastweights.training.loop.loop import Loop, Session
 from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.stage import Optimization, trainable_parameters
 from killable_runs import launch_two
-from pretrained import VOCABULARY, linear_llama, llama, stream
+from pretrained import Recorded, batch, linear_llama, llama, stream
 from tolerances import assert_close
 
 pytestmark = pytest.mark.sampled
@@ -58,25 +58,6 @@ CASES = {
     for of, loss in LOSSES.items()
     if analog.rule == "windowed" or loss.weights == 0
 }
-
-
-def batch(padded: bool = False) -> dict[str, Tensor]:
-    ids = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-    return {"input_ids": ids, **({"attention_mask": mask} if padded else {})}
-
-
-class Recorded(Mode):
-    """Softmax passed on; keeps what every layer was called with, and gave."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, tuple] = {}
-
-    def attend(self, call):
-        o = call.softmax()
-        self.calls[call.layer] = (call, o)
-        return o
 
 
 def gradients(model) -> dict[str, Tensor]:

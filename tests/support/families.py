@@ -75,7 +75,7 @@ _EACH_TIME = ("gpt2", *(families.split()[0] for families in _GROUPS))
 SOME_FAMILIES = slow_but(FAMILIES, _EACH_TIME)
 """One of each group every time, and the others with the slow tests."""
 CONVOLVED = {
-    rule: LinearAttentionConfig(rule=rule, window=0, convolution=size)
+    f"{rule}, convolved": LinearAttentionConfig(rule=rule, window=0, convolution=size)
     for rule, size in (("windowed", 2), ("gla", 4), ("gated_deltanet", 4), ("mesa", 3))
 }
 """Convolutions of q and k in front of rules."""
@@ -125,16 +125,41 @@ def shaken(model: Any) -> Any:
     return turned(model)
 
 
-def assert_same(got: Tensor, want: Tensor) -> None:
-    assert error(got, want) <= SAME
+def assert_same(got: Tensor, want: Tensor, what: str = "") -> None:
+    assert error(got, want) <= SAME, f"{what}: {error(got, want):.1e}"
+
+
+def generate(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
+    """What transformers returns of six tokens."""
+    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    wanted = {"return_dict_in_generate": True, "output_logits": True}
+    return model.generate(**inputs, **{**lengths, **wanted, **options})
 
 
 def generated(model: Any, inputs: dict[str, Tensor], **options: Any) -> tuple[Tensor, Tensor]:
     """Tokens, and the logits they were chosen by."""
-    lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-    wanted = {"return_dict_in_generate": True, "output_logits": True}
-    out = model.generate(**inputs, **lengths, **wanted, **options)
+    out = generate(model, inputs, **options)
     return out.sequences, torch.stack(out.logits, 1)
+
+
+def reread(model: Any, inputs: dict[str, Tensor], sequences: Tensor) -> Tensor:
+    """The logits of one forward that predict what was generated."""
+    before, mask = inputs["input_ids"].shape[1], inputs["attention_mask"]
+    mask = torch.cat([mask, mask.new_ones(len(mask), sequences.shape[1] - before)], 1)
+    full = logits(model, {"input_ids": sequences, "attention_mask": mask}, use_cache=False)
+    return full[:, before - 1 : -1]
+
+
+def assert_generates_as_it_reads(model: Any, inputs: dict[str, Tensor]) -> None:
+    sequences, found = generated(model, inputs)
+    assert_same(found, reread(model, inputs, sequences))
+
+
+def held_bytes(cache: Any) -> int:
+    """What a cache of states really holds on to: views keep all of their tensor."""
+    tensors = [tensor for layer in cache.layers for tensor in layer.state]
+    held = {x.data_ptr(): x.untyped_storage().nbytes() for x in tensors if x.numel()}
+    return sum(held.values())
 
 
 def padded(pad: int = 5, t: int = 15) -> dict[str, Tensor]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastweights.linearize import LinearAttentionConfig, linearize
+from fastweights.linearize import AttentionCall, LinearAttentionConfig, Mode, linearize
 from fastweights.training.data.documents import Stream
 from fastweights.training.data.tokens import Sequences
 from turned import turned
@@ -60,3 +61,24 @@ def sequences(count: int = 400, documents: int = 4, seed: int = 0) -> Sequences:
 
 def stream(length: int = 16, **settings: bool) -> Stream:
     return Stream(sequences(), length, 0, **settings)
+
+
+def batch(padded: bool = False) -> dict[str, Tensor]:
+    """Two sequences of 12 tokens, the first of them with 5 of padding if there is any."""
+    ids = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    return {"input_ids": ids, **({"attention_mask": mask} if padded else {})}
+
+
+class Recorded(Mode):
+    """Softmax passed on; keeps what every layer was called with, and gave."""
+
+    constant = False
+
+    def __init__(self) -> None:
+        self.calls = dict[int, tuple[AttentionCall, Tensor]]()
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        self.calls[call.layer] = call, call.softmax()
+        return self.calls[call.layer][1]
