@@ -27,12 +27,11 @@ from fastweights.linearize.evaluate.logits import (
     read_out,
     read_teacher,
     teacher_logits,
-    unwrap_adapters,
 )
 from fastweights.models.loss import IGNORE_INDEX
-from fastweights.training.language.adapters import LoRA, merge_adapters
+from fastweights.training.language.adapters import LoRA
 from fastweights.training.loop.stage import trainable_parameters
-from pretrained import linear_llama, llama, stream
+from pretrained import disturbed, linear_llama, llama, stream
 from tolerances import assert_close
 
 
@@ -44,15 +43,6 @@ def batch() -> dict[str, torch.Tensor]:
 
 def given() -> dict[str, torch.Tensor]:
     return {name: x for name, x in batch().items() if name != "labels"}
-
-
-def disturbed(model):
-    """Adapters that are not zero."""
-    torch.manual_seed(1)
-    for name, p in trainable_parameters(model).items():
-        if "lora_B" in name:
-            torch.nn.init.normal_(p, std=0.3)
-    return model.eval()
 
 
 def test_every_projection_of_a_converted_attention_is_adapted():
@@ -109,15 +99,6 @@ def test_adaptation_lowers_the_loss_and_nothing_else_moves(tmp_path):
     assert all(
         torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen
     )
-
-
-def test_merging_keeps_the_outputs():
-    model = disturbed(prepare_adaptation(linear_llama(), LoRA()))
-    wanted = next_logits(model, given()).detach()
-    whole = merge_adapters(model)
-    assert whole.config.model_type == "linearized_llama"
-    assert_close(next_logits(whole, given()), wanted, "merged")
-    assert unwrap_adapters(whole) is merge_adapters(whole) is whole
 
 
 def test_a_judgement_has_every_token_once():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from families import LAYERS, held_bytes, padded, positions, student, teacher
+from families import CONVOLVED, LAYERS, held_bytes, padded, positions, student, teacher
 from fastweights.cli import main
 from fastweights.cli.verbs.generate import encode_prompt
 from fastweights.generate import stream
@@ -272,6 +272,11 @@ REFUSALS = {
         lambda: student("deepseek_v3"),
         lambda model, inputs: read(model, inputs, Teacher()),
         "1 heads of 16 and 8 channels, and attention reads 4 heads of 16 and 12 channels",
+    ),
+    "convolved": (
+        lambda: student(analog=CONVOLVED["gla, convolved"]),
+        lambda model, inputs: read(model, inputs, Teacher()),
+        "it goes on from the last queries, which its convolution reads",
     ),
     "slides": (
         sliding_model,

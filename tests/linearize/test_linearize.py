@@ -40,10 +40,8 @@ from fastweights.linearize import (
     RULES,
     AttentionCall,
     LinearAttentionConfig,
-    LinearOnly,
     Mode,
     Teacher,
-    WindowOnly,
     branches,
     cache_bytes,
     find_attention_layers,
@@ -237,25 +235,6 @@ def features(x: Tensor, W: Tensor) -> Tensor:
 
 
 # modes --------------------------------------------------------------------------------------------
-
-
-def test_a_side_can_be_switched_off() -> None:
-    model, inputs = student(), padded()
-    sliding = linearize(teacher(), LinearAttentionConfig(window=4))
-    with torch.no_grad():
-        for branch in branches(sliding).values():
-            branch.mix.fill_(100)
-            branch.phi_q.W.zero_()
-    with use_mode(model, WindowOnly()):
-        window = logits(model, inputs)
-        assert_generates_as_it_reads(model, inputs)
-    with use_mode(model, LinearOnly()):
-        linear = logits(model, inputs)
-        assert_generates_as_it_reads(model, inputs)
-    pure = student(analog=LinearAttentionConfig(window=0))
-    pure.load_state_dict(model.state_dict())
-    assert_same(linear, logits(pure, inputs), "linear")
-    assert error(window, logits(model, inputs)) > SAME < error(linear, window)
 
 
 def test_a_mode_lasts_for_its_block() -> None:

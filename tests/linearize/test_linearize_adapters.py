@@ -17,6 +17,7 @@ from fastweights.linearize import RULES, LinearAttentionConfig, branches, linear
 from fastweights.linearize.distill.adapt import TokenLoss, load_adapters, prepare_adaptation
 from fastweights.linearize.evaluate.logits import teacher_logits
 from fastweights.training.language.adapters import LoRA, merge_adapters, merged_modules
+from pretrained import disturbed
 from tolerances import SAME, error
 
 pytestmark = pytest.mark.sampled
@@ -80,6 +81,7 @@ def test_adapters_are_kept_and_merged(analog: LinearAttentionConfig, tmp_path: P
         held = read(again.get_base_model())
     assert torch.equal(read(again), want)
     merged = merge_adapters(again)
+    assert merge_adapters(merged) is merged
     assert error(read(merged), want) <= SAME
     assert torch.equal(read(merged), held)
     inputs = padded()
@@ -97,12 +99,8 @@ def test_adapters_of_a_saved_model_are_found_by_their_folder(name: str, tmp_path
     """As transformers and peft load them, of a linearized model on disk."""
     student(analog=ANALOGS[name]).save_pretrained(tmp_path / "linear")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
-    model = prepare_adaptation(base, LoRA(rank=2))
-    with torch.no_grad():
-        for parameter, p in model.named_parameters():
-            if "lora_B" in parameter:
-                p.fill_(0.1)
-    want = read(model.eval())
+    model = disturbed(prepare_adaptation(base, LoRA(rank=2)))
+    want = read(model)
     model.save_pretrained(tmp_path / "adapter")
     for loader in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
         assert torch.equal(read(loader.from_pretrained(tmp_path / "adapter")), want)
@@ -110,12 +108,8 @@ def test_adapters_of_a_saved_model_are_found_by_their_folder(name: str, tmp_path
 
 def test_merged_modules_keep_the_weights_type() -> None:
     """peft's adapters are float32 beside weights of any type."""
-    model = prepare_adaptation(student().to(torch.bfloat16), LoRA(rank=2))
-    with torch.no_grad():
-        for parameter, p in model.named_parameters():
-            if "lora_B" in parameter:
-                p.fill_(0.1)
-    with merged_modules(model.eval()):
+    model = disturbed(prepare_adaptation(student().to(torch.bfloat16), LoRA(rank=2)))
+    with merged_modules(model):
         held = read(model.get_base_model())
     assert held.dtype == torch.bfloat16
     assert torch.equal(read(merge_adapters(model)), held)

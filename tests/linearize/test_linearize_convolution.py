@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
-from transformers import DynamicCache
 
 from families import CONVOLVED, logits, padded, student, teacher
 from fastweights.linearize import (
-    CannotLinearize,
-    Teacher,
-    convert_cache,
     linearize,
-    use_mode,
 )
 from fastweights.linearize.convert.convolution import QueryKeyConvolution, convolve_queries_and_keys
 from fastweights.linearize.distill.recipes import RECIPES
@@ -66,11 +60,3 @@ def test_taps_begin_as_the_identity_and_count() -> None:
     assert torch.equal(logits(begun, inputs), logits(plain, inputs))
     shaken, plain = (student(analog=one) for one in (analog, replace(analog, convolution=0)))
     assert error(logits(plain, inputs), logits(shaken, inputs)) > 1e-2
-
-
-def test_queries_that_softmax_has_not_kept_are_not_made_up() -> None:
-    model, cache = student(analog=GLA), DynamicCache()
-    with torch.no_grad(), use_mode(model, Teacher()):
-        model(padded(pad=0)["input_ids"], past_key_values=cache)
-    with pytest.raises(CannotLinearize, match="goes on from the last queries"):
-        convert_cache(model, cache)

@@ -47,7 +47,7 @@ from fastweights.linearize.distill.trained import (
     Branches,
     Trained,
 )
-from fastweights.linearize.distill.transfer import KeepGraphs, LossOnly, TransferLoss, only_branches
+from fastweights.linearize.distill.transfer import LossOnly, TransferLoss, only_branches
 from fastweights.linearize.evaluate.distances import softmax_map
 from fastweights.linearize.evaluate.logits import ReadOut, next_logits, total_kl
 from fastweights.training.data.documents import Data
@@ -586,10 +586,3 @@ BAD_RECIPES = {
 def test_impossible_recipes_are_refused(stages, message):
     with pytest.raises(ValueError, match=message):
         LinearizationRecipe(stages=stages())
-
-
-def test_losses_keep_their_graphs_for_a_later_backward_pass():
-    model, mode = only_branches(linear_llama()), KeepGraphs(TransferLoss(0, 0, 1))
-    attend_all(model, batch(), mode)
-    torch.stack(list(mode.losses.values())).sum().backward()
-    assert all(p.grad is not None for p in trainable_parameters(model).values())

@@ -14,7 +14,6 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from conversions import SHORT, conversion, differing
@@ -38,9 +37,8 @@ from fastweights.linearize.evaluate.report import LayerMaps, plot_adaptation, pl
 from fastweights.render.plots import canvas
 from fastweights.train import Bytes, CheckpointError
 from fastweights.training.loop.layout import Layout
-from fastweights.training.loop.processes import leave_processes
 from fastweights.training.loop.report import WorkDone
-from killable_runs import Heard, launch_two, stop_after
+from killable_runs import Heard, stop_after
 from pretrained import llama
 from tolerances import SAME, assert_close
 
@@ -154,44 +152,6 @@ def test_a_damaged_file_of_an_earlier_version_is_named(source, tmp_path):
         with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is damaged .*; remove"):
             run_conversion(small, out, until="transfer")
         (out / name).write_bytes(sound)
-
-
-def _convert_in_layouts(source: Path, out: Path, whole: LinearizationRecipe) -> None:
-    """Whole, divided, and divided with all weights trained."""
-    small = conversion(source, softmax_layers=1)
-    divided = Layout(shard=True, recompute=True)
-    assert run_conversion(small, out / "two")
-    assert run_conversion(small, out / "divided", layout=divided)
-    everything = conversion(source, recipe=whole)
-    assert run_conversion(everything, out / "divided-everything", layout=divided)
-    leave_processes()
-
-
-@pytest.mark.slow
-def test_two_processes_convert_as_one(source, tmp_path):
-    """The two halves of a batch are the parts of one process."""
-    halves = replace(SHORT, accumulate=2)
-    recipe = conversion(source).recipe
-    transfer, adapt = recipe.stages
-    whole = recipe.with_stages((transfer, replace(adapt, trained=AllWeights())))
-    launch_two(_convert_in_layouts, source, tmp_path, whole)
-    by_halves = [
-        chosen.with_stages(stage.with_fit(halves) for stage in chosen.stages)
-        for chosen in (recipe, whole)
-    ]
-    one = conversion(source, softmax_layers=1, recipe=by_halves[0])
-    assert run_conversion(one, tmp_path / "one")
-    assert run_conversion(conversion(source, recipe=by_halves[1]), tmp_path / "everything")
-    for name in ("two", "divided"):
-        require_alike(tmp_path / name, tmp_path / "one")
-    require_alike(tmp_path / "divided-everything", tmp_path / "everything")
-
-
-def require_alike(one: Path, other: Path) -> None:
-    two, one = (load_file(run / "model" / "model.safetensors") for run in (one, other))
-    assert two.keys() == one.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_what_cannot_be_divided_is_refused(source, tmp_path):

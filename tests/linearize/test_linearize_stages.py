@@ -18,7 +18,7 @@ from fastweights.linearize.distill import training
 from fastweights.linearize.distill.adapt import TeacherSource, TokenLoss
 from fastweights.linearize.distill.align import HiddenLoss
 from fastweights.linearize.distill.fit import TRAINED
-from fastweights.linearize.distill.pipeline import run_conversion
+from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     AlignmentConfig,
@@ -246,22 +246,26 @@ def test_options_of_a_stage_that_there_is_not_are_refused(source, capsys):
 
 
 def _convert(out: Path, source: Path) -> None:
-    """Whole and divided; adapters and all weights, each with every kind of stage."""
-    for name, recipe in recipes_in_processes(source).items():
+    """Whole and divided."""
+    for name, whole in in_processes(source).items():
         for layout in (Layout(), Layout(shard=True, recompute=True)):
-            folder = out / f"{name} {layout.shard}"
-            assert run_conversion(conversion(source, recipe=recipe), folder, layout=layout)
+            assert run_conversion(whole, out / f"{name} {layout.shard}", layout=layout)
     leave_processes()
 
 
-def recipes_in_processes(source: Path, accumulate: int = 1) -> dict[str, LinearizationRecipe]:
+def in_processes(source: Path, accumulate: int = 1) -> dict[str, Conversion]:
+    """All weights, and adapters where a layer becomes softmax again, with every kind of stage."""
     fit = replace(TWO, accumulate=accumulate)
     stored = several(teacher=TeacherSource(str(source / "large"), 8))
     lora = Adapters(LoRA(), branches=True)
     adapters = (TransferConfig(fit=fit), adapted(trained=lora), adapted(trained=lora, name="b"))
     found = {"stored": stored, "adapters": LinearizationRecipe(WINDOW, adapters)}
     return {
-        name: recipe.with_stages(stage.with_fit(fit) for stage in recipe.stages)
+        name: conversion(
+            source,
+            recipe=recipe.with_stages(stage.with_fit(fit) for stage in recipe.stages),
+            softmax_layers=int(recipe.adapters),
+        )
         for name, recipe in found.items()
     }
 
@@ -270,8 +274,8 @@ def recipes_in_processes(source: Path, accumulate: int = 1) -> dict[str, Lineari
 def test_two_processes_train_every_stage_as_one(source, tmp_path):
     """The two halves of a batch are the parts of one process."""
     launch_two(_convert, tmp_path, source)
-    for name, recipe in recipes_in_processes(source, accumulate=2).items():
-        assert run_conversion(conversion(source, recipe=recipe), tmp_path / name)
+    for name, whole in in_processes(source, accumulate=2).items():
+        assert run_conversion(whole, tmp_path / name)
         one = load_file(tmp_path / name / "model" / "model.safetensors")
         for shard in (False, True):
             two = load_file(tmp_path / f"{name} {shard}" / "model" / "model.safetensors")

@@ -175,6 +175,7 @@ def test_either_side_can_be_switched_off(analog: LinearAttentionConfig) -> None:
     with use_mode(model, LinearOnly()):
         linear = logits(model, inputs)
         assert_generates_as_it_reads(model, inputs)
+    assert error(window, logits(model, inputs)) > SAME < error(linear, window)
     own = {name: getattr(analog, name) for name in ("window", "sinks", "head_windows")}
     sliding = student(analog=LinearAttentionConfig(**own))
     with use_mode(sliding, WindowOnly()):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    DynamicCache,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     MistralConfig,
@@ -50,6 +52,9 @@ LINEAR = {
 }
 
 
+CLOSE = partial(torch.allclose, rtol=1e-5, atol=1e-5)
+
+
 def model_of(name: str, chosen: list[int] | None = None, **fields: Any) -> Any:
     config = LINEAR[name]
     model = linear_llama(config, 3, torch.float32, chosen, **fields)
@@ -65,16 +70,21 @@ def begin(model: Any, sequences: int = 1) -> Decoder:
 
 
 def compare(
-    model: Any, tokens: int = 20, same: Callable[[Tensor, Tensor], object] = torch.equal
-) -> None:
-    modules, decoder = begin(model), begin(model)
+    model: Any,
+    tokens: int = 20,
+    same: Callable[[Tensor, Tensor], object] = torch.equal,
+    sequences: int = 1,
+) -> tuple[DynamicCache, DynamicCache]:
+    """The caches of the step and of the modules, after tokens of which both have the numbers."""
+    modules, decoder = begin(model, sequences), begin(model, sequences)
     assert decoder.refuse_native_step() is None
     for i in range(tokens):
-        token = torch.tensor([i % VOCABULARY])
+        token = (torch.arange(sequences) + i) % VOCABULARY
         expected = modules.read(token[:, None])
         found = decoder.read(token[:, None]) if i % 7 == 3 else decoder.read_token(token)
         assert same(found, expected)
     assert decoder.cache.get_seq_length() == modules.cache.get_seq_length()
+    return decoder.cache, modules.cache
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -88,25 +98,13 @@ def test_tokens_of_several_sequences_have_the_numbers_of_the_modules(
     name: str, sequences: int
 ) -> None:
     """But for the order of sums: modules make features of several tokens by torch."""
-    model = model_of(name)
-    modules, decoder = begin(model, sequences), begin(model, sequences)
-    assert decoder.refuse_native_step() is None
-    for i in range(20):
-        token = (torch.arange(sequences) + i) % VOCABULARY
-        expected = modules.read(token[:, None])
-        found = decoder.read(token[:, None]) if i % 7 == 3 else decoder.read_token(token)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(decoder.cache.layers, modules.cache.layers, strict=True):
+    caches = compare(model_of(name), same=CLOSE, sequences=sequences)
+    for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
         torch.testing.assert_close(ours.state, theirs.state, rtol=1e-4, atol=1e-5)
 
 
 def test_several_sequences_of_a_hybrid_have_them_too() -> None:
-    model = model_of("landmarks", [0, 2])
-    modules, decoder = begin(model, 2), begin(model, 2)
-    assert decoder.refuse_native_step() is None
-    for token in torch.arange(10).view(5, 2):
-        expected = modules.read(token[:, None])
-        torch.testing.assert_close(decoder.read_token(token), expected, rtol=1e-5, atol=1e-5)
+    compare(model_of("landmarks", [0, 2]), 5, CLOSE, sequences=2)
 
 
 def test_tokens_behind_padding_are_those_of_the_modules() -> None:

@@ -44,6 +44,15 @@ def linear_llama(
     return turned(linearize(llama(layers, dtype, **fields), analog, chosen).to(dtype))
 
 
+def disturbed(model):
+    """A model whose adapters are not zero any more."""
+    torch.manual_seed(1)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.3)
+    return model.eval()
+
+
 def sequences(count: int = 400, documents: int = 4, seed: int = 0) -> Sequences:
     """Random tokens with a rhythm, in documents of equal length, half of every document a
     response.

@@ -36,6 +36,7 @@ from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA, Criterion
+from fastweights.linearize.evaluate.generation import TOP_K
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data
@@ -44,9 +45,6 @@ from fastweights.training.loop.files import write_figure
 from fastweights.training.loop.layout import Layout
 from fastweights.training.loop.signals import StopOnSignal
 from fastweights.training.loop.tracking import track
-
-TRANSFORMERS_TOP_K = 50
-"""Among how many tokens transformers draws unless a model says otherwise."""
 
 
 def conversion(chosen: Namespace) -> Conversion:
@@ -179,7 +177,7 @@ def generate(chosen: Namespace, _: Console) -> None:
 def _top_k(model: Any) -> int | None:
     """Among how many tokens transformers' generate draws."""
     settings: Any = model.generation_config
-    return TRANSFORMERS_TOP_K if settings.top_k is None else settings.top_k or None
+    return TOP_K if settings.top_k is None else settings.top_k or None
 
 
 def bench(chosen: Namespace, console: Console) -> None:

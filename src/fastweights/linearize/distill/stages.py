@@ -32,7 +32,7 @@ from fastweights.linearize.distill.transfer import (
 )
 from fastweights.linearize.evaluate.evaluation import comparison_batches
 from fastweights.linearize.evaluate.known import KnownText
-from fastweights.linearize.evaluate.logits import read_out, unwrap_adapters
+from fastweights.linearize.evaluate.logits import inputs_of, read_out, unwrap_adapters
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.training.data.documents import Batches, Stream, count_learnt, to_device
@@ -66,13 +66,6 @@ class TextStage(PartialStage):
         if self.validation is None:
             return []
         return comparison_batches(self.validation, unwrap_adapters(self.model).config)
-
-    def on_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return to_device(inputs, self.model.device)
-
-    def without_labels(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inputs in a batch, on the model's device."""
-        return self.on_device({name: x for name, x in batch.items() if name != "labels"})
 
 
 class LayerStage(TextStage):
@@ -161,10 +154,11 @@ class TransferStage(LayerStage):
 
     def attend(self, first: int, count: int, mode: Mode) -> None:
         """Let the layers attend to some sequences of the text in a mode."""
-        attend_all(self.model, self.without_labels(self.train.batch(first, count)), mode)
+        inputs = inputs_of(self.train.batch(first, count), self.model.device)
+        attend_all(self.model, inputs, mode)
 
     def losses(self, batch: Mapping[str, Tensor]) -> Mapping[int, Tensor]:
-        inputs, layers = self.without_labels(batch), self.layers()
+        inputs, layers = inputs_of(batch, self.model.device), self.layers()
         known = self.known.distances(self.loss, layers, inputs)
         if known is not None:
             return known
@@ -223,7 +217,7 @@ class AlignStage(LayerStage):
         batch: Mapping[str, Tensor],
         receive: Receive = lambda layer, loss, weight: None,
     ) -> Mapping[int, Tensor]:
-        inputs = self.without_labels(batch)
+        inputs = inputs_of(batch, self.model.device)
         targets = self._targets(inputs)
         return alignment(self.model, self.paths, inputs, targets, self.loss, receive)
 
@@ -304,7 +298,7 @@ class AdaptStage(TextStage):
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
         seed = random_seed_from(self.dropout_seed, first)
         with use_mode(self.model, self._mode(self.dropout, seed)):
-            batch = self.on_device(self.train.batch(first, count))
+            batch = to_device(self.train.batch(first, count), self.model.device)
             loss = self.loss(self.model, batch, self.source, first)
             go_backward(loss * share)
         return {"loss": loss.detach().cpu()}
@@ -321,7 +315,8 @@ class AdaptStage(TextStage):
         with evaluation_mode(self.model), use_mode(self.model, mode):
             for batch, counts in processes.share(self.validation_batches()):
                 learnt = counts * count_learnt(batch["labels"])
-                loss = TokenLoss()(self.model, self.on_device(batch), read=read)
+                given = to_device(batch, self.model.device)
+                loss = TokenLoss()(self.model, given, read=read)
                 total += learnt * float(loss)
                 tokens += learnt
         found = processes.total({"loss": total, "tokens": tokens})

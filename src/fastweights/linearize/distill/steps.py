@@ -26,7 +26,7 @@ from fastweights.linearize.distill.training import measure_layers, step_of
 from fastweights.linearize.evaluate.card import model_card
 from fastweights.linearize.evaluate.comparison import LINEAR, SOFTMAX, difference_with_full_window
 from fastweights.linearize.evaluate.evaluation import evaluate_conversion
-from fastweights.linearize.evaluate.logits import unwrap_adapters
+from fastweights.linearize.evaluate.logits import inputs_of, unwrap_adapters
 from fastweights.linearize.evaluate.ranking import Ranking
 from fastweights.linearize.evaluate.report import write_report
 from fastweights.training.language.adapters import merge_adapters
@@ -258,5 +258,5 @@ def _self_test(student: StudentModel) -> dict[str, float]:
     if analog.rule != "windowed" and not analog.has_window:
         return {}
     batch = student.text.validation.sequential_batches(1)[0]
-    inputs = {name: x.to(student.run.device) for name, x in batch.items() if name != "labels"}
+    inputs = inputs_of(batch, student.run.device)
     return {"largest_difference": difference_with_full_window(student.model, inputs)}

@@ -38,6 +38,7 @@ from fastweights.linearize.distill.run import ConversionRun, ConversionText, log
 from fastweights.linearize.distill.teachers import require_same_tokens
 from fastweights.linearize.evaluate.logits import (
     ReadOut,
+    inputs_of,
     read_out,
     unwrap_adapters,
 )
@@ -224,15 +225,10 @@ class ModelLoader:
 
     def _texts_of_landmarks(self, landmarks: int) -> list[dict[str, Tensor]]:
         train = self.text.train()
-        count, some = (
-            -(-tokens_for_landmarks(landmarks) // train.length),
-            max(1, LONG // train.length),
-        )
+        count = -(-tokens_for_landmarks(landmarks) // train.length)
+        some = max(1, LONG // train.length)
         texts = [train.batch(n, min(some, count - n)) for n in range(0, count, some)]
-        return [
-            {name: x.to(self.run.device) for name, x in text.items() if name != "labels"}
-            for text in texts
-        ]
+        return [inputs_of(text, self.run.device) for text in texts]
 
     def teacher(self, source: str | None = None) -> Callable[[], Any]:
         """Return what gives a model to learn from, frozen, which is loaded when it is first asked

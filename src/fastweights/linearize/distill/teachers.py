@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fastweights.errors import DataError
 from fastweights.linearize.distill.adapt import Divergence, LogitSource
+from fastweights.linearize.evaluate.logits import inputs_of
 from fastweights.shapes import Mask
-from fastweights.training.data.documents import Batches, Data, to_device
+from fastweights.training.data.documents import Batches, Data
 from fastweights.training.loop.files import atomic_file, remove_partials
 from fastweights.training.loop.folder import create_run, is_run
 from fastweights.training.loop.processes import Processes
@@ -139,17 +140,12 @@ def _write(
 ) -> None:
     first = number * SEQUENCES
     parts = [
-        largest(logits(_inputs(train, sequence, device)), stored.top_k)
+        largest(logits(inputs_of(train.batch(sequence, 1), device)), stored.top_k)
         for sequence in range(first, min(first + SEQUENCES, stored.count))
     ]
     tokens, log_shares = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     with atomic_file(_file(out, number)) as new:
         save_file({"tokens": tokens, "log_shares": log_shares}, new)
-
-
-def _inputs(train: Batches, sequence: int, device: torch.device) -> dict[str, Tensor]:
-    batch = train.batch(sequence, 1)
-    return to_device({name: x for name, x in batch.items() if name != "labels"}, device)
 
 
 def _file(out: Path, number: int) -> Path:

@@ -33,6 +33,7 @@ from fastweights.linearize.evaluate.distances import divergence, output_error
 from fastweights.linearize.evaluate.known import KnownText
 from fastweights.linearize.evaluate.logits import (
     ReadOut,
+    inputs_of,
     next_logits,
     read_out,
     rows_at_once,
@@ -146,7 +147,7 @@ def compare_with_softmax(
     totals, known = {name: _Totals() for name in modes}, known or KnownText(0)
     with evaluation_mode(model):
         for batch in batches:
-            given = {name: x.to(model.device) for name, x in batch.items() if name != "labels"}
+            given = inputs_of(batch, model.device)
             softmax = known.softmax(model, given) if teacher is None else teacher(given)
             found = {
                 name: softmax if isinstance(mode, Teacher) else _read(model, given, mode, known)

@@ -22,7 +22,7 @@ from fastweights.linearize.convert.attention import (
 from fastweights.linearize.convert.modes import AttentionCall, Mode
 from fastweights.linearize.convert.transformers_seams import attentions_with_branch, skip_blocks
 from fastweights.linearize.evaluate.far_text import far_text
-from fastweights.linearize.evaluate.logits import ReadOut, kl, read_out, read_teacher
+from fastweights.linearize.evaluate.logits import ReadOut, inputs_of, kl, read_out, read_teacher
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.shapes import Output
 from fastweights.training.language.adapters import has_adapters
@@ -215,9 +215,7 @@ class Divergence(LossMeasure):
     def _of_batch(
         self, models: Candidates, batch: Inputs, choices: Sequence[Collection[int]]
     ) -> Iterator[float]:
-        device = models.model.device
-        given = {name: x.to(device) for name, x in batch.items() if name != "labels"}
-        reads = models.read(given, choices)
+        reads = models.read(inputs_of(batch, models.model.device), choices)
         wanted = next(reads).next_logits().flatten(0, 1)
         for read in reads:
             yield float(kl(wanted, read.next_logits().flatten(0, 1)))

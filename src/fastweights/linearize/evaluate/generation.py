@@ -33,7 +33,7 @@ READ = (64, 256, 1024, 4096)
 TIMED = (4, 20)
 """Tokens generated until the caches are warm, and until the clock is stopped."""
 TOP_K = 50
-"""Among how many tokens a sample is drawn, as transformers' generate does."""
+"""Among how many tokens transformers draws unless a model says otherwise, and samples are drawn."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,13 @@ from fastweights.linearize.convert.attention import use_mode
 from fastweights.linearize.convert.modes import Mode, Teacher
 from fastweights.linearize.convert.transformers_seams import has_final_states, logits_of_states
 from fastweights.models.evaluation import evaluation_mode
+from fastweights.training.data.documents import to_device
 from fastweights.training.language.adapters import has_adapters
+
+
+def inputs_of(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the inputs in a batch, which may have labels too, on a device."""
+    return to_device({name: x for name, x in batch.items() if name != "labels"}, device)
 
 
 def next_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

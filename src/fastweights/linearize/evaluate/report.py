@@ -33,7 +33,7 @@ from fastweights.linearize.evaluate.judgement import (
     samples_section,
     share_section,
 )
-from fastweights.linearize.evaluate.logits import unwrap_adapters, without_adapters
+from fastweights.linearize.evaluate.logits import inputs_of, unwrap_adapters, without_adapters
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.render.html import (
     ReportFigure,
@@ -110,7 +110,7 @@ def record_maps(
     """Record the maps of all converted layers on one text, without adapters: as before stage
     two."""
     mode = MapRecorder(placed)
-    cut = {name: x[:1, :SHOWN].to(model.device) for name, x in inputs.items() if name != "labels"}
+    cut = {name: x[:1, :SHOWN] for name, x in inputs_of(inputs, model.device).items()}
     with evaluation_mode(model), without_adapters(model):
         attend_all(unwrap_adapters(model), cut, mode)
     return mode.maps
