@@ -74,10 +74,8 @@ def test_the_teacher_is_the_original_model():
 
 @pytest.mark.parametrize(("ce", "kl"), [(1, 0), (0, 1), (0.5, 2)])
 def test_losses_are_means_over_what_is_learnt(ce, kl):
-    model, labels = (
-        disturbed(prepare_adaptation(linear_llama(), LoRA())),
-        batch()["labels"][:, 1:].numpy(),
-    )
+    model = disturbed(prepare_adaptation(linear_llama(), LoRA()))
+    labels = batch()["labels"][:, 1:].numpy()
     student = next_logits(model, given()).detach().numpy()
     teacher = teacher_logits(model, given()).numpy()
     total = count = 0.0
@@ -102,10 +100,8 @@ def test_adaptation_lowers_the_loss_and_nothing_else_moves(tmp_path):
 
 
 def test_a_judgement_has_every_token_once():
-    model, batches = (
-        linear_llama(LinearAttentionConfig(window=3)),
-        list(stream(16).sequential_batches(4)),
-    )
+    model = linear_llama(LinearAttentionConfig(window=3))
+    batches = list(stream(16).sequential_batches(4))
     found = compare_with_softmax(model, batches, ablations(model))
     assert list(found) == ["softmax", "linear", "window only", "linear only"]
     assert found["softmax"].kl == pytest.approx(0, abs=1e-12)

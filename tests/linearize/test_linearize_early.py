@@ -249,10 +249,8 @@ def test_a_stage_keeps_what_is_best_on_held_out_text(source, tmp_path, rate):
     )
     assert after < before * (1 + 1e-6)
     for stage in stages:
-        best, trained = (
-            BestState.read(tmp_path / stage.name),
-            read_parameters(tmp_path / stage.name),
-        )
+        best = BestState.read(tmp_path / stage.name)
+        trained = read_parameters(tmp_path / stage.name)
         assert best is not None
         assert best.tensors.keys() == trained.keys()
         assert all(torch.equal(x, trained[name]) for name, x in best.tensors.items())

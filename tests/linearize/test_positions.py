@@ -28,11 +28,8 @@ def softmax_layer(x: np.ndarray, attention: Any, base: int) -> np.ndarray:
     q, k, v, o = (
         getattr(attention, f"{name}_proj").weight.detach().double().numpy() for name in "qkvo"
     )
-    size, heads, groups = (
-        attention.head_dim,
-        len(q) // attention.head_dim,
-        len(k) // attention.head_dim,
-    )
+    size = attention.head_dim
+    heads, groups = len(q) // size, len(k) // size
     out = np.zeros_like(x)
     for t in range(len(x)):
         scale = np.log(t + base) / np.log(base) if base else 1.0

@@ -52,10 +52,8 @@ def test_a_run_keeps_the_layers_that_its_criterion_names(source, tmp_path, name)
     by = CRITERIA[name]
     whole = swapped(source, softmax_layers=2, rank_by=by)
     assert run_conversion(whole, tmp_path, until="report" if name == "greedy" else "rank-layers")
-    found, ranking = (
-        json.loads((tmp_path / "ranking.json").read_text()),
-        read_ranking(tmp_path / "ranking.json"),
-    )
+    found = json.loads((tmp_path / "ranking.json").read_text())
+    ranking = read_ranking(tmp_path / "ranking.json")
     assert found["softmax"] == sorted(ranking.order[:2])
     assert ranking.criterion == name
     assert ranking.model == fingerprint(str(source / "model"))

@@ -37,7 +37,7 @@ from fastweights.train import CheckpointError, Every, NonFiniteError
 from fastweights.training.loop.loop import Loop, Session
 from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.stage import Optimization, trainable_parameters
-from killable_runs import launch_two
+from killable_runs import launch_two, stop_after
 from pretrained import Recorded, batch, linear_llama, llama, stream
 from tolerances import assert_close
 
@@ -106,25 +106,16 @@ def test_layers_pass_on_the_softmax():
 @pytest.mark.parametrize("shared", [True, False], ids=["one normaliser", "two normalisers"])
 def test_losses_are_the_papers_sums(shared, padded):
     """Loops over queries and keys in NumPy, from q, k, v, φ and γ."""
-    model, recorded, inputs = (
-        linear_llama(LinearAttentionConfig(window=3, shared=shared)),
-        Recorded(),
-        batch(padded),
-    )
+    model = linear_llama(LinearAttentionConfig(window=3, shared=shared))
+    recorded, inputs = Recorded(), batch(padded)
     attend_all(model, inputs, recorded)
     keep = inputs.get("attention_mask", torch.ones(2, 12)).bool().numpy()
     for call, target in recorded.calls.values():
         record = call.record()
-        found = (
-            TransferLoss()(call, record, target),
-            cross_entropy(record, call.keep),
-            divergence(record, call.keep),
-        )
-        assert_close(
-            torch.stack(found),
-            np.array(_by_hand(record, target, keep, shared)),
-            f"layer {call.layer}",
-        )
+        weights = cross_entropy(record, call.keep), divergence(record, call.keep)
+        found = torch.stack([TransferLoss()(call, record, target), *weights])
+        want = np.array(_by_hand(record, target, keep, shared))
+        assert_close(found, want, f"layer {call.layer}")
 
 
 def _by_hand(record, target, keep, shared) -> tuple[float, float, float]:
@@ -258,13 +249,8 @@ def test_each_layer_is_clipped_by_itself(tmp_path):
         stage = Scaled(linear_llama(dtype=torch.float32), stream(), stream())
         stage.factor = factor
         fit(stage, Fit(steps=3, batch=2, clip=1e-3), tmp_path / str(factor))
-        ends.append(
-            {
-                name: p.detach()
-                for name, p in trainable_parameters(stage.model).items()
-                if ".layers.0." in name
-            }
-        )
+        own = trainable_parameters(stage.model).items()
+        ends.append({name: p.detach() for name, p in own if ".layers.0." in name})
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -347,14 +333,11 @@ def test_bfloat16_goes_on_to_the_same_end(tmp_path: Path, name: str):
     ends = {}
     for bf16, sittings in ((False, [99]), (True, [99]), (True, [2, 99])):
         for calls in sittings:
-            model, left = (
-                linear_llama(ANALOGS[name], dtype=torch.float32),
-                iter(range(calls, -1, -1)),
-            )
+            model = linear_llama(ANALOGS[name], dtype=torch.float32)
             stage = TransferStage(model, stream(), stream())
             config = Fit(steps=5, batch=4, bf16=bf16)
             folder = tmp_path / f"{bf16} {len(sittings)}"
-            fit(stage, config, folder, Session(stop=lambda left=left: not next(left)))
+            fit(stage, config, folder, Session(stop=stop_after(calls)))
         ends[bf16, len(sittings)] = {n: p.detach() for n, p in trainable_parameters(model).items()}
     one, often, plain = ends[True, 1], ends[True, 2], ends[False, 1]
     assert all(torch.equal(one[name], often[name]) for name in one)
@@ -385,14 +368,8 @@ def test_block_by_block_goes_on_where_it_stopped(tmp_path):
     settings, ends = TransferConfig(fit=Fit(steps=2, batch=2)), []
     for name, sittings in (("once", [99]), ("twice", [3, 99])):
         for calls in sittings:
-            model, left = linear_llama(layers=3), iter(range(calls, -1, -1))
-            complete = transfer_blockwise(
-                model,
-                stream(),
-                settings,
-                tmp_path / name,
-                Session(stop=lambda left=left: not next(left)),
-            )
+            model, session = linear_llama(layers=3), Session(stop=stop_after(calls))
+            complete = transfer_blockwise(model, stream(), settings, tmp_path / name, session)
         assert complete
         ends.append(model.state_dict())
     assert all(torch.equal(ends[0][name], tensor) for name, tensor in ends[1].items())

@@ -18,7 +18,7 @@ from fastweights.linearize.convert.convolution import (
     QueryKeyConvolution,
     convolve_queries_and_keys,
 )
-from fastweights.linearize.convert.past import Past, PastReader, ProjectedTokens
+from fastweights.linearize.convert.past import BranchTokens, Past, PastReader, ProjectedTokens
 from fastweights.methods import Auto, Method, advance, begin, evaluate
 from fastweights.recurrence import Recurrence, State, WindowedLinear
 from fastweights.recurrence.mapped import LogScale, Mapped
@@ -247,29 +247,27 @@ class LinearBranch(nn.Module, ABC):
         k: Tensor,
         keep: Mask | None,
         segments: Segments | None,
-    ) -> Recurrence | ProjectedTokens:
+    ) -> BranchTokens:
         """The record, with what `reader` reads of its tokens if there is one."""
         if self.reader is None:
             return record
         return ProjectedTokens(record, self.reader.inputs_of(q, k), keep, segments)
 
-    def _past_after(self, past: Past, tokens: Recurrence | ProjectedTokens) -> Past:
+    def _past_after(self, past: Past, tokens: BranchTokens) -> Past:
         """What is kept for `reader` behind these tokens."""
         if self.reader is None or isinstance(tokens, Recurrence):
             return ()
         return self.reader.after(past or self.reader.empty(tokens.inputs), tokens)
 
-    def _advance(self, memory: StateLayer, tokens: Recurrence | ProjectedTokens) -> Output:
+    def _advance(self, memory: StateLayer, tokens: BranchTokens) -> Output:
         o, memory.state = self._evaluate(memory.state, tokens)
         return o
 
-    def _after(self, kept: Kept, tokens: Recurrence | ProjectedTokens) -> Kept:
+    def _after(self, kept: Kept, tokens: BranchTokens) -> Kept:
         """What the cache keeps after `tokens`, if it has `kept` before."""
         return self._evaluate(kept, tokens)[1]
 
-    def _evaluate(
-        self, kept: Kept, tokens: Recurrence | ProjectedTokens
-    ) -> tuple[Output, tuple[Tensor, ...]]:
+    def _evaluate(self, kept: Kept, tokens: BranchTokens) -> tuple[Output, tuple[Tensor, ...]]:
         """The outputs, and what the cache keeps then: what is for `reader` last."""
         own, past = self._split(kept)
         record = tokens if isinstance(tokens, Recurrence) else tokens.record

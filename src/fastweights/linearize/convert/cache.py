@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from fastweights.linearize.convert.attention_layers import CannotLinearize
+from fastweights.linearize.convert.past import BranchTokens
 from fastweights.linearize.convert.transformers_seams import cache_layer, replace_cache_layer
 from fastweights.models.cache import (
     LAST,
@@ -29,14 +30,6 @@ class StateHolder(Protocol):
     def state(self) -> tuple[Tensor, ...]:
         """Return a copy of the state as it is now."""
         ...
-
-
-class BranchTokens(Protocol):
-    """What a branch has made of some tokens: a recurrence, or one with its convolution's inputs."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)

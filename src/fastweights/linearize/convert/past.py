@@ -38,6 +38,10 @@ class ProjectedTokens:
         return ProjectedTokens(self.record[part], self.inputs[:, part], keep, segments)
 
 
+BranchTokens = Recurrence | ProjectedTokens
+"""What a branch has made of some tokens."""
+
+
 class PastReader(Protocol):
     """What of a branch reads tokens before those that it projects.
 

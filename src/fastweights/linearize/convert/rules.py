@@ -255,11 +255,8 @@ class GatedDeltaBranch(RuleBranch):
         return 1
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
-        key, log_alpha, beta = (
-            l2_normalize(self.phi_k(k)),
-            F.logsigmoid(self.alpha(k, v)) / TAU,
-            self.beta(k, v).sigmoid(),
-        )
+        key, beta = l2_normalize(self.phi_k(k)), self.beta(k, v).sigmoid()
+        log_alpha = F.logsigmoid(self.alpha(k, v)) / TAU
         return Delta(l2_normalize(self.phi_q(q)), *map(self.per_query, (key, v, beta, log_alpha)))
 
 

@@ -176,16 +176,8 @@ def _share(
     placed: Mapping[Any, Mapping[int, LinearBranch]],
     follow: Follow,
 ) -> HeadSizes:
-    """Give every key head one of some sizes, in place, by what they cost.
-
-    Args:
-        model: The model.
-        texts: What errors are measured on.
-        costs: What a head's window and columns cost.
-        budget: What all heads together may cost.
-        placed: The branches with each number of columns, by layer.
-        follow: Told of every text that is read.
-    """
+    """Give every key head one of some sizes, in place: `costs` of its window and columns, all of
+    which may cost `budget`; `placed` has the branches with each number of columns, by layer."""
     sizes = sorted(costs, key=lambda size: costs[size])
     mode = _MeasureSizes(sizes, placed)
     with evaluation_mode(model):

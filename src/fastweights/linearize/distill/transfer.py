@@ -27,6 +27,7 @@ from fastweights.linearize.evaluate.distances import (
     squared_size,
 )
 from fastweights.methods import evaluate
+from fastweights.ranges import PROBABILITY
 from fastweights.recurrence import Recurrence
 from fastweights.shapes import Output
 from fastweights.training.loop.seeds import random_seed_from
@@ -112,7 +113,7 @@ class Transfer(Mode):
         losses: The losses of the last forward pass, by layer.
 
     Raises:
-        ValueError: If `dropout` is not a probability.
+        TrainingError: If `dropout` is not a probability.
     """
 
     constant = False
@@ -123,10 +124,7 @@ class Transfer(Mode):
         dropout: float = 0.0,
         seed: int | None = None,
     ) -> None:
-        if not 0 <= dropout <= 1:
-            raise ValueError(
-                f"dropout = {dropout}: it is a probability; take a number between 0 and 1"
-            )
+        PROBABILITY.require(dropout=dropout)
         self.loss, self.dropout, self.seed = loss, dropout, seed
         self.losses: dict[int, Tensor] = {}
 

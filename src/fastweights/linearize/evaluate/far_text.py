@@ -272,11 +272,8 @@ class _DocumentWriter:
     """Writes one document, from left to right."""
 
     def __init__(self, material: _Material, generator: np.random.Generator, reach: int) -> None:
-        self.reader, self.generator, self.reach = (
-            _MaterialReader(material, generator),
-            generator,
-            reach,
-        )
+        self.reader = _MaterialReader(material, generator)
+        self.generator, self.reach = generator, reach
         self.parts, self.length = list[str](), 0
         self.recalls = list[CopiedStretch]()
         self.due = list[tuple[int, int, list[tuple[_Item, int]]]]()
