@@ -9,10 +9,9 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from families import logits, padded, student, teacher
+from families import logits, padded, read_anew, student, teacher
 from fastweights.linearize import RULES, LinearAttentionConfig, branches, linearize
 from fastweights.linearize.distill.adapt import TokenLoss, load_adapters, prepare_adaptation
 from fastweights.linearize.evaluate.logits import teacher_logits
@@ -53,13 +52,6 @@ def trained(analog: LinearAttentionConfig) -> PeftModel:
     return model.eval()
 
 
-def read(model: Any) -> Tensor:
-    """Logits by weights in memory of their own: those of a file lie as it has them."""
-    for p in model.parameters():
-        p.data = p.data.clone()
-    return logits(model, padded())
-
-
 @pytest.mark.parametrize(
     "analog",
     [
@@ -69,28 +61,28 @@ def read(model: Any) -> Tensor:
 )
 def test_adapters_are_kept_and_merged(analog: LinearAttentionConfig, tmp_path: Path) -> None:
     model = trained(analog)
-    want = read(model)
+    want = read_anew(model)
     without = teacher_logits(model, padded(pad=0))
     assert error(without, logits(teacher(), padded(pad=0))[:, :-1]) <= SAME
     model.save_pretrained(tmp_path / "adapter")
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert all("lora_" in name or "linear_branch" in name for name in saved)
     again = load_adapters(linearize(teacher(), analog), tmp_path / "adapter")
-    assert torch.equal(read(again), want)
+    assert torch.equal(read_anew(again), want)
     with merged_modules(again):
-        held = read(again.get_base_model())
-    assert torch.equal(read(again), want)
+        held = read_anew(again.get_base_model())
+    assert torch.equal(read_anew(again), want)
     merged = merge_adapters(again)
     assert merge_adapters(merged) is merged
-    assert error(read(merged), want) <= SAME
-    assert torch.equal(read(merged), held)
+    assert error(read_anew(merged), want) <= SAME
+    assert torch.equal(read_anew(merged), held)
     inputs = padded()
     said = [merged.generate(**inputs, **LENGTHS, use_cache=cached) for cached in (True, False)]
     assert torch.equal(*said)
     merged.save_pretrained(tmp_path / "model")
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert type(whole) is type(merged)
-    assert torch.equal(read(whole), read(merged))
+    assert torch.equal(read_anew(whole), read_anew(merged))
     assert branches(whole).keys() == branches(merged).keys()
 
 
@@ -100,16 +92,16 @@ def test_adapters_of_a_saved_model_are_found_by_their_folder(name: str, tmp_path
     student(analog=ANALOGS[name]).save_pretrained(tmp_path / "linear")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
     model = disturbed(prepare_adaptation(base, LoRA(rank=2)))
-    want = read(model)
+    want = read_anew(model)
     model.save_pretrained(tmp_path / "adapter")
     for loader in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
-        assert torch.equal(read(loader.from_pretrained(tmp_path / "adapter")), want)
+        assert torch.equal(read_anew(loader.from_pretrained(tmp_path / "adapter")), want)
 
 
 def test_merged_modules_keep_the_weights_type() -> None:
     """peft's adapters are float32 beside weights of any type."""
     model = disturbed(prepare_adaptation(student().to(torch.bfloat16), LoRA(rank=2)))
     with merged_modules(model):
-        held = read(model.get_base_model())
+        held = read_anew(model.get_base_model())
     assert held.dtype == torch.bfloat16
-    assert torch.equal(read(merge_adapters(model)), held)
+    assert torch.equal(read_anew(merge_adapters(model)), held)

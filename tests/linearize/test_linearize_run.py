@@ -268,16 +268,15 @@ def test_four_bits_are_refused_where_they_pass_no_gradients(source, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_bitsandbytes_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ValueError, match="bits=8 needs bitsandbytes: pip install"):
-        run_conversion(conversion(source, bits=8), tmp_path / "run")
-
-
-def test_a_missing_peft_is_said_before_anything_is_done(source, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match="LoRA needs peft: pip install"):
-        run_conversion(conversion(source), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("package", "bits", "what"), [("bitsandbytes", 8, "bits=8"), ("peft", None, "LoRA")]
+)
+def test_a_missing_package_is_said_before_anything_is_done(
+    source, tmp_path, monkeypatch, package, bits, what
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f"{what} needs {package}: pip install"):
+        run_conversion(conversion(source, bits=bits), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

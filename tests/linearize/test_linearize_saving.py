@@ -16,7 +16,6 @@ import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -26,7 +25,7 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
-from families import SOME_FAMILIES, logits, padded, shaken, student, teacher
+from families import SOME_FAMILIES, padded, read_anew, shaken, student, teacher
 from fastweights.linearize import (
     LinearAttentionConfig,
     Teacher,
@@ -48,19 +47,6 @@ LORA = {
 }
 
 
-def difference(got: Tensor, want: Tensor) -> float:
-    return float((got - want).detach().abs().max())
-
-
-def read(model: Any) -> Tensor:
-    """Logits by weights in memory of their own: those of a file lie as it has them, on which the
-    last digit of a sum depends.
-    """
-    for p in model.parameters():
-        p.data = p.data.clone()
-    return logits(model, padded())
-
-
 @pytest.mark.parametrize("family", SOME_FAMILIES)
 def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
     original = teacher(family)
@@ -71,7 +57,7 @@ def test_a_saved_model_is_the_same(family: str, tmp_path: Path) -> None:
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
     assert type(again) is type(model)
     assert again.config.model_type == f"linearized_{family}"
-    assert difference(read(again), read(model)) == 0
+    assert torch.equal(read_anew(again), read_anew(model))
     assert branches(again).keys() == branches(model).keys()
 
 
@@ -168,17 +154,13 @@ def test_pieces_and_softmax_implementations(tmp_path: Path) -> None:
     model = student()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert (
-        difference(
-            read(AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")), read(model)
-        )
-        == 0
-    )
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    assert torch.equal(read_anew(whole), read_anew(model))
     for softmax in ("eager", "sdpa"):
         again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=softmax)
         assert again.config._attn_implementation == f"linearized_{softmax}"
         with use_mode(again, Teacher()):
-            assert error(read(again), read(teacher(attn_implementation=softmax))) <= SAME
+            assert error(read_anew(again), read_anew(teacher(attn_implementation=softmax))) <= SAME
     again.set_attn_implementation("eager")
     assert again.config._attn_implementation == "linearized_eager"
 
@@ -194,7 +176,7 @@ def test_branches_stay_in_float32(tmp_path: Path) -> None:
             for name, weight in again.named_parameters()
         }
         assert dtypes == {True: torch.float32, False: torch.bfloat16}
-        assert difference(read(again), read(model)) == 0
+        assert torch.equal(read_anew(again), read_anew(model))
 
 
 def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
@@ -205,7 +187,7 @@ def test_what_a_checkpoint_lacks_starts_anew(tmp_path: Path) -> None:
         metadata = saved.metadata()
     kept = {name: tensor for name, tensor in load_file(file).items() if "linear_branch" not in name}
     save_file(kept, file, metadata)
-    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(model)) == 0
+    assert torch.equal(read_anew(AutoModelForCausalLM.from_pretrained(tmp_path)), read_anew(model))
 
 
 PROGRAM = """
@@ -249,24 +231,26 @@ def test_adapters_of_a_linearized_model(tmp_path: Path) -> None:
     student().save_pretrained(tmp_path / "linear")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
     model = adapted(base)
-    want = read(model)
+    want = read_anew(model)
     with model.disable_adapter():
-        assert error(read(model), read(student())) <= SAME
+        assert error(read_anew(model), read_anew(student())) <= SAME
         with use_mode(model, Teacher()):
-            assert error(read(model), read(teacher())) <= SAME
+            assert error(read_anew(model), read_anew(teacher())) <= SAME
     model.save_pretrained(tmp_path / "adapter")
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "linear")
-    assert torch.equal(read(PeftModel.from_pretrained(fresh, tmp_path / "adapter")), want)
-    assert torch.equal(read(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")), want)
+    assert torch.equal(read_anew(PeftModel.from_pretrained(fresh, tmp_path / "adapter")), want)
+    assert torch.equal(
+        read_anew(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")), want
+    )
 
 
 def test_merged_models_are_saved_whole(tmp_path: Path) -> None:
     model = adapted(student())
-    want = read(model)
+    want = read_anew(model)
     merged = model.merge_and_unload()
-    assert error(read(merged), want) <= SAME
+    assert error(read_anew(merged), want) <= SAME
     merged.save_pretrained(tmp_path)
-    assert difference(read(AutoModelForCausalLM.from_pretrained(tmp_path)), read(merged)) == 0
+    assert torch.equal(read_anew(AutoModelForCausalLM.from_pretrained(tmp_path)), read_anew(merged))
 
 
 def test_adapters_generate_with_a_constant_cache() -> None:
@@ -294,8 +278,8 @@ def test_weights_may_be_quantised(bits: int, tmp_path: Path) -> None:
     linearize(original, LinearAttentionConfig(window=64)).save_pretrained(tmp_path / "linear")
     options = {"quantization_config": quantised, "device_map": "cpu"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "softmax", **options)
-    want = read(model)
-    assert error(read(linearize(model, LinearAttentionConfig(window=64))), want) <= SAME
+    want = read_anew(model)
+    assert error(read_anew(linearize(model, LinearAttentionConfig(window=64))), want) <= SAME
     assert {w.dtype for w in branches(model)[0].parameters()} == {torch.float32}
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "linear", **options)
-    assert error(read(loaded), want) <= SAME
+    assert error(read_anew(loaded), want) <= SAME

@@ -17,7 +17,6 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     DynamicCache,
-    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
@@ -243,11 +242,3 @@ def test_no_other_file_touches_private_parts_of_others() -> None:
         for match in private.findall(path.read_text())
     }
     assert not found
-
-
-def test_models_of_transformers_are_what_the_seams_return() -> None:
-    config = seams.configuration_class("gpt2")
-    assert issubclass(config, PretrainedConfig)
-    assert all(
-        issubclass(model, PreTrainedModel) for model in seams.automatic_classes(config).values()
-    )

@@ -191,12 +191,8 @@ def bench(chosen: Namespace, console: Console) -> None:
     for batch in chosen.batches:
         group = f"batch {batch}, {', '.join(map(str, chosen.tokens))} tokens"
         if not report.has(group):
-            report.add(
-                group,
-                list(
-                    bench_generation(model, (batch,), chosen.prompt, chosen.tokens, chosen.seconds)
-                ),
-            )
+            sizes = (batch,), chosen.prompt, chosen.tokens
+            report.add(group, list(bench_generation(model, *sizes, chosen.seconds)))
     rows = [
         GenerationRow(**{f.name: row[f.name] for f in fields(GenerationRow)}) for row in report.rows
     ]
@@ -214,8 +210,7 @@ def bench(chosen: Namespace, console: Console) -> None:
         " fewest"
     )
     console.print(
-        f"{len(rows)} rows in {path}, drawn in {path.with_suffix('.png')}",
-        soft_wrap=True,
+        f"{len(rows)} rows in {path}, drawn in {path.with_suffix('.png')}", soft_wrap=True
     )
 
 
