@@ -156,8 +156,9 @@ def test_the_cache_does_not_grow_and_is_what_the_plan_says(analog: LinearAttenti
 def test_packed_documents_do_not_meet() -> None:
     ids = padded(pad=0, t=20)["input_ids"]
     places = torch.cat([torch.arange(8), torch.arange(12)])[None].expand(2, -1)
-    some = ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled", "gla, convolved")
-    others = (student(analog=EVERY[name]) for name in some)
+    some = ("gla-sinks", "landmarks-sinks", "kda", "mesa-pooled")
+    convolved = ("windowed, convolved", "gla, convolved")
+    others = (student(analog=EVERY[name]) for name in (*some, *convolved))
     for model in (student(), student("gpt2"), *others):
         with torch.no_grad():
             packed = model(ids, position_ids=places, use_cache=False).logits

@@ -255,8 +255,8 @@ class GatedDeltaBranch(RuleBranch):
         return 1
 
     def rule(self, q: Tensor, k: Tensor, v: Tensor) -> Delta | Mesa:
-        key, beta = l2_normalize(self.phi_k(k)), self.beta(k, v).sigmoid()
-        log_alpha = F.logsigmoid(self.alpha(k, v)) / TAU
+        key, log_alpha = l2_normalize(self.phi_k(k)), F.logsigmoid(self.alpha(k, v)) / TAU
+        beta = self.beta(k, v).sigmoid()
         return Delta(l2_normalize(self.phi_q(q)), *map(self.per_query, (key, v, beta, log_alpha)))
 
 

@@ -109,12 +109,9 @@ def fingerprint(source: str) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    folder = Path(source) if Path(source).is_dir() else _folder_in_cache(source)
+    folder = Path(source)
+    if not folder.is_dir():  # but where the hub's files of a model are
+        folder = Path(str(cached_file(source, "config.json"))).parent
     files = next(filter(None, (sorted(folder.glob(name)) for name in WEIGHTS)), [])
     hashes = "".join(hash_file(path) for path in files)
     return sha256(hashes.encode()).hexdigest()
-
-
-def _folder_in_cache(name: str) -> Path:
-    """Where the hub's files of a model are."""
-    return Path(str(cached_file(name, "config.json"))).parent
