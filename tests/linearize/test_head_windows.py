@@ -236,5 +236,3 @@ def test_a_run_divides_a_budget_of_bytes(source: Path, tmp_path: Path, monkeypat
     assert cache_bytes(cache) <= size
     with pytest.raises(ValueError, match="a state of 100 bytes per sequence cannot be"):
         run_conversion(replace(whole, state_budget=100), tmp_path / "small")
-    with pytest.raises(ValueError, match="with a recipe that gives all heads one window"):
-        conversion(source, state_budget=size)

@@ -173,6 +173,12 @@ def test_values_are_checked_where_they_are_given(make, message):
         ({"seed": -1}, "seed = -1; it must be 0 or more"),
         ({"dtype": "zz"}, "dtype = 'zz'; take the name of a dtype of torch"),
         ({"dtype": "nn"}, "dtype = 'nn'; take the name of a dtype of torch"),
+        ({"bits": 3}, "bits=3: the frozen weights have 4 or 8"),
+        (
+            {"bits": 4, "recipe": RECIPES["t2r"]},
+            "bits=4 with a recipe that trains the model's own weights",
+        ),
+        ({"state_budget": 10**6}, "with a recipe that gives all heads one window"),
         ({"recipe": RECIPES["lolcats"]}, "window = 64 reaches over every sequence of length = 24"),
     ],
 )

@@ -27,7 +27,6 @@ from fastweights.linearize.distill.recipe import (
     AdaptationConfig,
     LinearizationRecipe,
 )
-from fastweights.linearize.distill.recipes import RECIPES
 from fastweights.linearize.distill.run import ConversionRun, ConversionText
 from fastweights.linearize.distill.steps import steps_of
 from fastweights.linearize.distill.trained import AllWeights
@@ -250,15 +249,6 @@ def test_frozen_weights_may_be_quantised_while_the_rest_is_trained(source, tmp_p
     assert changed
     assert all(".self_attn." in name for name in changed)
     assert any("linear_branch" in name for name in result)
-
-
-def test_weights_that_are_all_trained_are_not_quantised(source):
-    with pytest.raises(
-        ValueError, match="bits=4 with a recipe that trains the model's own weights"
-    ):
-        conversion(source, recipe=RECIPES["t2r"], bits=4)
-    with pytest.raises(ValueError, match="bits=3: the frozen weights have 4 or 8"):
-        conversion(source, bits=3)
 
 
 def test_four_bits_are_refused_where_they_pass_no_gradients(source, tmp_path):
