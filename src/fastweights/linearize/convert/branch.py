@@ -67,9 +67,10 @@ class LinearBranch(nn.Module, ABC):
             v: Values ``[b t g v]``.
         """
 
-    @abstractmethod
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""
+        for part in self.children():
+            part.reset_parameters()  # type: ignore[operator]
 
     def align(
         self,
@@ -326,8 +327,7 @@ class WindowedBranch(LinearBranch):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for part in self.children():
-            part.reset_parameters()  # type: ignore[operator]
+        super().reset_parameters()
         nn.init.constant_(self.mix, START)
 
     def project(self, q: Tensor, k: Tensor, v: Tensor) -> WindowedLinear:

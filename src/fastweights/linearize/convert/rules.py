@@ -178,8 +178,7 @@ class RuleBranch(LinearBranch):
         return Gate(self.attention.kv_heads, self.attention.value_dim, count, start)
 
     def reset_parameters(self) -> None:
-        for part in self.children():
-            part.reset_parameters()  # type: ignore[operator]
+        super().reset_parameters()
         self._reset_mix()
 
     def _reset_mix(self) -> None:

@@ -135,7 +135,8 @@ def plan(
         CannotLinearize: If `linearize` would raise it.
     """
     model = source if isinstance(source, PreTrainedModel) else skeleton(source, dtype)
-    chosen = choose_layers(model, None if layers is None else list(layers))
+    chosen = choose_layers(model, layers)
+    attentions = find_attention_layers(model)
     parameters = sum(p.numel() for p in model.parameters())
     branch = sum(_branch_parameters(attention, recipe) for attention in chosen)
     states = {a.layer: _state_bytes(a, recipe.analog, model.dtype) for a in chosen}
@@ -145,7 +146,11 @@ def plan(
         model_type=model.config.model_type,
         parameters=parameters,
         converted=tuple(chosen),
-        left=_layers_left(model, chosen),
+        left=tuple(
+            (attention.layer, attention.skip_reason or "not chosen")
+            for attention in attentions
+            if attention.layer not in states
+        ),
         branch=branch,
         adapter=max(
             (n for n, stage in zip(trained, recipe.stages, strict=True) if not stage.by_layer),
@@ -161,20 +166,8 @@ def plan(
         ),
         caches=tuple(
             LayerCache(a.layer, _key_value_bytes(a, model.dtype), a.window, states.get(a.layer))
-            for a in find_attention_layers(model)
+            for a in attentions
         ),
-    )
-
-
-def _layers_left(
-    model: PreTrainedModel, chosen: Iterable[AttentionLayer]
-) -> tuple[tuple[int, str], ...]:
-    """The layers that stay softmax, and why."""
-    numbers = {attention.layer for attention in chosen}
-    return tuple(
-        (attention.layer, attention.skip_reason or "not chosen")
-        for attention in find_attention_layers(model)
-        if attention.layer not in numbers
     )
 
 
