@@ -35,7 +35,8 @@ class QueryKeyConvolution(ShortConvolution):
 
     def after(self, past: Past, tokens: ProjectedTokens) -> Past:
         if tokens.keep is None and tokens.segments is None:
-            return (torch.cat([*past, tokens.inputs], 1)[:, tokens.inputs.shape[1] :],)
+            last = tokens.inputs[:, max(tokens.inputs.shape[1] - self.size + 1, 0) :]
+            return (torch.cat([*past, last], 1)[:, last.shape[1] :].clone(),)
         context = TokenContext(tokens.inputs, None, None, tokens.keep, tokens.segments)
         return (TailEffect.of(context, tokens.inputs, self.size - 1).after(*past),)
 
