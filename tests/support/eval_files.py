@@ -60,14 +60,33 @@ LINES: dict[str, list[dict[str, object]]] = {
         {"context": f"\n{word[::-1]} =", "completion": f" {word}"}
         for word in ("sticks", "mirror", "casino")
     ],
+    "gpt3_cycle_letters_in_word.jsonl": [
+        {"context": f"\n{word[1:]}{word[0]} =", "completion": f" {word}"}
+        for word in ("sticks", "mirror", "casino", "coffee")
+    ],
+    "winograd_wsc.jsonl": [
+        {
+            "context_options": ["It fits the box as the box", "It fits the box as the trophy"],
+            "continuation": "is big.",
+            "gold": 0,
+        }
+    ],
+    "swde.jsonl": [{"text": "Born in", "value": "Ulm"}, {"text": "Died in", "value": "Rome"}],
     "nq_open_dev.jsonl": [{"question": "who wrote it", "answer": ["Bobby Scott", "Bob"]}],
 }
+_COPA = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<copa-corpus version="1.0">\n<item id="1"'
+    ' asks-for="cause" most-plausible-alternative="2">\n<p>It broke.</p>\n<a1>It'
+    " flew.</a1>\n<a2>It fell.</a2>\n</item>\n</copa-corpus>\n"
+)
 TEXTS = {
     "piqa_valid-labels.lst": "0\n1\n",
-    "copa_test.xml": (
-        '<?xml version="1.0" encoding="UTF-8"?>\n<copa-corpus version="1.0">\n<item id="1"'
-        ' asks-for="cause" most-plausible-alternative="2">\n<p>It broke.</p>\n<a1>It'
-        " flew.</a1>\n<a2>It fell.</a2>\n</item>\n</copa-corpus>\n"
+    "copa_test.xml": _COPA,
+    "copa_dev.xml": _COPA,
+    "cloze_test_val__winter2018-cloze_test_ALL_val - 1 - 1.csv": (
+        "InputStoryid,InputSentence1,InputSentence2,InputSentence3,InputSentence4,"
+        "RandomFifthSentenceQuiz1,RandomFifthSentenceQuiz2,AnswerRightEnding\n"
+        'a,"Bo ran, fast.",He fell.,It hurt.,He wept.,Bo smiled.,Bo got help.,2\n'
     ),
     "squad_xquad_en.json": json.dumps({"data": [{"paragraphs": [PARAGRAPH]}]}),
 }
@@ -84,6 +103,9 @@ ITEMS: dict[str, list[Item]] = {
     "openbookqa": [Choice(("Predators eat",) * 2, ("lions", "bunnies"), 1)],
     "boolq": [Choice(("It is.\nQuestion: is it so?\nAnswer:",) * 2, ("no", "yes"), 1)],
     "copa": [Choice(("It broke because",) * 2, ("it flew.", "it fell."), 1)],
+    "winograd": [
+        Choice(("It fits the box as the box", "It fits the box as the trophy"), ("is big.",) * 2, 0)
+    ],
     "winogrande": [Choice(("She beat Bo so she", "She beat Bo so Bo"), ("won.",) * 2, 0)],
     "lambada": [Ending("He came in.\n\nShe saw", " him"), Ending("It was", " cold")],
     "anagrams1": [

@@ -9,6 +9,7 @@ from fastweights.cli.argument_types import (
     Count,
     CountOrZero,
     Counts,
+    CountsOrZero,
     Depths,
     Given,
     Length,
@@ -281,11 +282,34 @@ class EvalTasksVerb(Verb, ModelsOptions):
     shots: Annotated[CountOrZero, "N"] = 0
 
 
-class EvalHarnessVerb(EvalTasksVerb):
-    """Score the same tasks by lm-evaluation-harness, without a network."""
+SUITES = names_in("lab.evals.suites:SUITES")
+
+
+class EvalHarnessVerb(Verb, ModelsOptions, SeedOptions):
+    """Score a paper's suite by lm-evaluation-harness: its own prompts and metrics, with the paper's
+    numbers of solved examples and averages.
+
+    Attributes:
+        out: Folder that the results are written to.
+        suite: The paper's table.
+        tasks: Names that lm-evaluation-harness has for what is scored: of the suite (default: all),
+            or without --suite any.
+        data: Folder with evaluation files, which docs/evals.md lists; each takes the place of a
+            data set that would be downloaded (default: none).
+        limit: Number of items per task, the first ones (default: all).
+        shots: Numbers of solved examples before an item (default: the suite's).
+        prefixes: Random choices of solved examples, each of which all items share (default: the
+            suite's; else examples are drawn anew for each item).
+    """
 
     run = Deferred("eval", "measure_harness")
-    out = Path("runs/eval/harness")
+    out: Place = Path("runs/eval/harness")
+    suite: Annotated[str | None, SUITES] = None
+    tasks: Annotated[tuple[Given, ...] | None, "NAME"] = None
+    data: Annotated[Place | None, "FOLDER"] = None
+    limit: Annotated[Count | None, "N"] = None
+    shots: Annotated[CountsOrZero | None, "N,N,…"] = None
+    prefixes: Annotated[Count | None, "N"] = None
 
 
 NEEDLES = fields_of("lab.evals.needles:NeedleGrid")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from rich.table import Table
 from fastweights.cli.load import load_config, load_model, rounded_bits
 from fastweights.cli.progress import reporter
 from fastweights.environment import require_package
-from fastweights.lab.evals import needles
+from fastweights.lab.evals import needles, suite_scores
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
+from fastweights.lab.evals.suites import SUITES, Suite, TableColumn
 from fastweights.linearize.convert.rotary import positions_of
 from fastweights.training.data.corpus import tokenize_sources
 from fastweights.training.data.sources import read_documents
@@ -100,27 +101,68 @@ def _cell(scores: Scores, metric: str) -> str:
 
 
 def measure_harness(chosen: Namespace, console: Console) -> None:
-    """Scores on the same files by lm-evaluation-harness."""
+    """Scores on a paper's suite by lm-evaluation-harness, as a table and as a picture."""
     require_package(
         "lm_eval", "lm-evaluation-harness", "or score the tasks by `fastweights eval tasks`"
     )
-    from fastweights.lab.evals import harness
+    suite = _suite(chosen)
+    from fastweights.lab.evals import harness, harness_tasks
 
-    tasks = _items(chosen)
-    table = Table("model", "task", "metric", "value", box=box.SIMPLE_HEAD)
+    if chosen.data is not None and not chosen.data.is_dir():
+        raise ValueError(f"there is no folder {chosen.data}; give one of evaluation files, or none")
+    loaded = harness_tasks.load_tasks(suite.columns, chosen.data)
+    items = sum(task.items(chosen.limit) for task in loaded)
+    console.print(f"{suite.source}: {items:,} items of {len(loaded)} tasks", soft_wrap=True)
+    scores = dict[str, suite_scores.SuiteScores]()
     for source in chosen.models:
-        harness.export(tasks, chosen.out / "tasks")
         model, tokenizer = load_model(source, chosen.device.torch(), bits=rounded_bits(chosen))
-        results = harness.run_harness(
-            model, tokenizer, chosen.out / "tasks", tasks, batch=chosen.batch
-        )
-        _write(chosen, source, {name: results[name] for name in ("results", "samples")})
-        for name, found in results["results"].items():
-            for metric, value in found.items():
-                if isinstance(value, float) and "stderr" not in metric:
-                    table.add_row(source, name, metric.removesuffix(",none"), f"{value:.4f}")
-    console.print(table)
+        how = {"limit": chosen.limit, "batch": chosen.batch, "seed": chosen.seed}
+        with _following(console, source) as follow:
+            one = harness.score_suite(model, tokenizer, suite, loaded, **how, follow=follow)
+        scores[source] = one
+        _write(chosen, source, {**one.record(), **how})
+    console.print(_suite_table(suite, scores))
+    for column, reason in suite.absent.items():
+        console.print(f"{column} is not scored: {reason}", soft_wrap=True)
+    for note in suite.notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    write_figure(chosen.out / "suite.png", suite_scores.draw(scores))
     _say_where(chosen, console)
+
+
+def _suite(chosen: Namespace) -> Suite:
+    """What is asked for, with what is asked for in place of the paper's."""
+    if chosen.suite is None and chosen.tasks is None:
+        raise ValueError(f"give --suite, one of {', '.join(SUITES)}, or --tasks of the harness")
+    if chosen.suite is None:
+        columns = tuple(TableColumn(name, name, None) for name in dict.fromkeys(chosen.tasks))
+        suite = Suite("lm-evaluation-harness", columns)
+    else:
+        suite = SUITES[chosen.suite]
+        tasks = {column.task for column in suite.columns}
+        if unknown := set(chosen.tasks or ()) - tasks:
+            raise ValueError(
+                f"--suite {chosen.suite} has no task {', '.join(sorted(unknown))}; it has"
+                f" {', '.join(sorted(tasks))}"
+            )
+        wanted = tasks.intersection(chosen.tasks or tasks)
+        suite = replace(suite, columns=tuple(c for c in suite.columns if c.task in wanted))
+    if chosen.shots is not None:
+        columns = tuple(replace(column, shots=chosen.shots) for column in suite.columns)
+        suite = replace(suite, columns=columns)
+    return suite if chosen.prefixes is None else replace(suite, prefixes=chosen.prefixes)
+
+
+def _suite_table(suite: Suite, scores: Mapping[str, suite_scores.SuiteScores]) -> Table:
+    table = Table("column", "metric", "shots", title=suite.source, box=box.SIMPLE_HEAD)
+    for name in scores:
+        table.add_column(name, justify="right")
+    for row in zip(*(one.scores for one in scores.values()), strict=True):
+        table.add_row(row[0].column, row[0].metric, f"{row[0].shots}", *(one.shown for one in row))
+    for name in next(iter(scores.values())).averages:
+        means = (f"{100 * one.averages[name]:.2f}" for one in scores.values())
+        table.add_row(name, "", "", *means)
+    return table
 
 
 def measure_needles(chosen: Namespace, console: Console) -> None:

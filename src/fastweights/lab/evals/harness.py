@@ -1,26 +1,35 @@
-"""lm-evaluation-harness 0.4.13: our models in it, and local files as its tasks, without a
-network."""
+"""lm-evaluation-harness 0.4.13 scores models, ours and others', on the papers' suites."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any, TypeVar
 
-from lm_eval import simple_evaluate
+from lm_eval import evaluate
+from lm_eval.api.samplers import ContextSampler
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from fastweights.lab.evals.items import Choice, Ending, Item, Prompt
-from fastweights.lab.evals.likelihood import boundary
-from fastweights.lab.tasks.questions import Question
+from fastweights.lab.evals.harness_tasks import LoadedTask, without_remarks
+from fastweights.lab.evals.likelihood import boundary, query
+from fastweights.lab.evals.suite_scores import ColumnScore, SuiteScores
+from fastweights.lab.evals.suites import PER_QUESTION, PER_TOKEN, Suite
+from fastweights.training.loop.report import Follow, unfollowed
 
 LONGEST = 1 << 20
 """Tokens of a text that is read whole."""
+BATCHES = 8
+"""Batches of requests after which progress is told."""
 _Reader: Any = HFLM  # whose type a decorator hides
-_MATCHING = "from fastweights.lab.evals.harness import accuracy\n"
+_Asked = TypeVar("_Asked")
+_Got = TypeVar("_Got")
+
+
+def _untold(share: float) -> None:
+    """Tell nobody how much is done."""
+    del share
 
 
 class HarnessModel(_Reader):
@@ -33,138 +42,245 @@ class HarnessModel(_Reader):
         model: The language model.
         tokenizer: Its tokenizer.
         batch: Contexts, texts or prompts at once.
+        length: Tokens of a prompt with its answer, of which the prompt's last are read.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, batch: int = 16
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        batch: int = 16,
+        length: int = LONGEST,
     ) -> None:
         super().__init__(
             model,
             backend="causal",
             tokenizer=tokenizer,
-            max_length=LONGEST,
+            max_length=length,
             batch_size=batch,
             add_bos_token=False,
             prefix_token_id=boundary(tokenizer),
         )
+        self.advance: Callable[[float], None] = _untold
 
     @property
     def eot_token_id(self) -> int:
         return boundary(self.tokenizer)
 
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        return super().loglikelihood(requests, disable_tqdm=True)
 
-def export(tasks: Mapping[str, Sequence[Item]], folder: Path) -> None:
-    """Write a harness task for each name: NAME.jsonl with its documents, and NAME.yaml.
-
-    Any harness runs them, with ``--include_path FOLDER`` or ``TaskManager(include_path=FOLDER)``.
-
-    Args:
-        tasks: The items of each task.
-        folder: The folder to write to.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "matching.py").write_text(_MATCHING)
-    for name, items in tasks.items():
-        data = (folder / f"{name}.jsonl").absolute()
-        data.write_text(
-            "".join(json.dumps(_document(item)) + "\n" for item in items), encoding="utf-8"
+    def _loglikelihood_tokens(
+        self, requests: list[Any], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[Any]:
+        read = super()._loglikelihood_tokens
+        return self._in_pieces(
+            requests,
+            lambda request: len(request[1]) + len(request[2]),
+            lambda piece: read(piece, disable_tqdm=True, override_bs=override_bs),
         )
-        (folder / f"{name}.yaml").write_text(_yaml(name, items[0], data), encoding="utf-8")
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        write = super().generate_until
+        return self._in_pieces(
+            requests,
+            lambda request: len(request.args[0]),
+            lambda piece: write(piece, disable_tqdm=True),
+        )
+
+    def _in_pieces(
+        self,
+        requests: Sequence[_Asked],
+        length: Callable[[_Asked], int],
+        answer: Callable[[list[_Asked]], list[_Got]],
+    ) -> list[_Got]:
+        """Answer the longest requests first, some batches at once, and tell how many are done."""
+        order = sorted(range(len(requests)), key=lambda i: -length(requests[i]))
+        size = BATCHES * int(self.batch_size)
+        found: dict[int, _Got] = {}
+        for first in range(0, len(order), size):
+            chosen = order[first : first + size]
+            found |= zip(chosen, answer([requests[i] for i in chosen]), strict=True)
+            self.advance(len(chosen) / len(order))
+        return [found[i] for i in range(len(requests))]
 
 
-def run_harness(
+class SharedPrefix(ContextSampler):
+    """One random choice of solved examples, the same for all items (MesaNet, appendix J.2.3).
+
+    An item that is among them itself is asked after another in its place.
+    """
+
+    def set_rnd(self, rnd: int | None) -> SharedPrefix:
+        super().set_rnd(rnd)
+        self.drawn: list[Any] = []
+        return self
+
+    def sample(self, n: int, eval_doc: Any = None, df: Any = None, **kwargs: Any) -> list[Any]:
+        if len(self.drawn) != n + 1:
+            self.drawn = self.rnd.sample(list(self.df), n + 1)
+        return [one for one in self.drawn if one != eval_doc][:n]
+
+
+def score_suite(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    folder: Path,
-    names: Iterable[str],
+    suite: Suite,
+    loaded: Sequence[LoadedTask],
     *,
     limit: int | None = None,
     batch: int = 16,
-) -> dict[str, Any]:
-    """Run the harness on tasks that `export` wrote, and return its own record (``results``,
-    ``samples``, …).
+    seed: int = 0,
+    follow: Follow = unfollowed,
+) -> SuiteScores:
+    """Score a model on a suite by lm-evaluation-harness.
 
     Args:
         model: The language model.
         tokenizer: Its tokenizer.
-        folder: The folder that `export` wrote to.
-        names: Names of the tasks.
+        suite: The suite.
+        loaded: Its tasks, as `load_tasks` returns them.
         limit: Items per task, its first ones; None for all.
         batch: Contexts, texts or prompts at once.
+        seed: Seed of the first choice of solved examples; those after it have the next ones.
+        follow: Told of every item.
     """
-    evaluate: Any = simple_evaluate
-    return evaluate(
-        model=HarnessModel(model, tokenizer, batch),
-        tasks=list(names),
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        limit=limit,
-        bootstrap_iters=0,
-    )
-
-
-def accuracy(document: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Score the answer to a prompt, as the exported tasks do."""
-    prompt = Prompt(
-        Question(document["context"], tuple(document["answers"])), exact=document["exact"]
-    )
-    return {"acc": float(prompt.right(results[0]))}
-
-
-def _document(item: Item) -> dict[str, Any]:
-    match item:
-        case Choice(partial=True):
-            return {"options": item.contexts, "ending": item.continuations[0], "gold": item.gold}
-        case Choice():
-            return {"context": item.contexts[0], "options": item.continuations, "gold": item.gold}
-        case Ending():
-            return {"context": item.context, "ending": item.continuation}
-        case Prompt():
-            return {
-                "context": item.question.text,
-                "answers": item.question.values,
-                "exact": item.exact,
-            }
-
-
-def _yaml(name: str, item: Item, data: Path) -> str:
-    """JSON is YAML; the harness's tag for a function is not JSON."""
-    config = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {
-            "data_files": {"test": str(data)},
-            "cache_dir": str(data.parent / ".cache"),
-        },
-        "test_split": "test",
-        **_form(item),
-    }
-    text = json.dumps(config, indent=1)
-    return text.replace('"!matching"', "!function matching.accuracy") + "\n"
-
-
-def _form(item: Item) -> dict[str, Any]:
-    context = "{{context}}"
-    match item:
-        case Choice(partial=True):
-            fields = {"doc_to_choice": "options", "doc_to_target": "{{ending}}"}
-            return _scored("multiple_choice", "acc", doc_to_text="gold", **fields)
-        case Choice():
-            fields = {"doc_to_choice": "options", "doc_to_target": "gold"}
-            return _scored("multiple_choice", "acc", "acc_norm", doc_to_text=context, **fields)
-        case Ending():
-            fields = {"doc_to_target": "{{ending}}", "target_delimiter": ""}
-            found = _scored("loglikelihood", "acc", doc_to_text=context, **fields)
-            loss = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
-            return {**found, "metric_list": [loss, *found["metric_list"]]}
-        case Prompt():
-            fields = {"doc_to_target": "{{answers[0]}}", "process_results": "!matching"}
-            how = {"until": [item.answering.stop], "max_gen_toks": item.answering.tokens}
-            generation = {"generation_kwargs": {**how, "do_sample": False}}
-            return _scored("generate_until", "acc", doc_to_text=context, **fields, **generation)
-
-
-def _scored(output: str, *metrics: str, **fields: Any) -> dict[str, Any]:
-    means = [
-        {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics
+    with without_remarks():
+        reader = HarnessModel(model, tokenizer, batch, suite.length or LONGEST)
+    runs = [
+        (task, shots, range(seed, seed + (suite.prefixes or 1 if shots else 1)))
+        for task in loaded
+        for shots in task.columns[0].shots
     ]
-    return {"output_type": output, **fields, "metric_list": means}
+    total = sum(task.items(limit) * len(seeds) for task, _, seeds in runs)
+    told = _Told(iter(follow(range(total), "scoring")))
+    scores = list[ColumnScore]()
+    for task, shots, seeds in runs:
+        found = []
+        for one in seeds:
+            reader.advance = told.advance(task.items(limit))
+            _prepare(task, shots, one, shared=suite.prefixes is not None)
+            found.append(_evaluate(reader, task, limit))
+        scores += _columns(task, shots, found, tokenizer)
+    told.end()
+    order = [column.name for column in suite.columns]
+    return SuiteScores(suite, tuple(sorted(scores, key=lambda one: order.index(one.column))))
+
+
+class _Told:
+    """Tells somebody of every item, when shares of some items are done."""
+
+    def __init__(self, ticks: Iterator[int]) -> None:
+        self._ticks, self._owed = ticks, 0.0
+        next(ticks, None)
+
+    def advance(self, items: int) -> Callable[[float], None]:
+        def told(share: float) -> None:
+            self._owed += share * items
+            while self._owed >= 1:
+                next(self._ticks, None)
+                self._owed -= 1
+
+        return told
+
+    def end(self) -> None:
+        for _ in self._ticks:
+            pass
+
+
+def _prepare(loaded: LoadedTask, shots: int, seed: int, *, shared: bool) -> None:
+    for task in loaded.tasks["tasks"].values():
+        task.set_config("num_fewshot", shots)
+        if shared and not isinstance(task.sampler, SharedPrefix):
+            task.sampler = SharedPrefix(task.sampler.df)
+        task.set_fewshot_seed(seed)
+
+
+def _evaluate(reader: HarnessModel, loaded: LoadedTask, limit: int | None) -> Mapping[str, Any]:
+    with redirect_stderr(StringIO()):  # where lm-eval counts the prompts that it writes
+        asked: Any = evaluate
+        return asked(reader, dict(loaded.tasks), limit=limit, bootstrap_iters=0)
+
+
+def _columns(
+    loaded: LoadedTask, shots: int, found: Sequence[Mapping[str, Any]], tokenizer: Any
+) -> list[ColumnScore]:
+    """The columns' scores from lm-eval's records, one for each choice of solved examples."""
+    scores = list[ColumnScore]()
+    for column in loaded.columns:
+        name = column.task if loaded.tasks["groups"] else next(iter(loaded.tasks["tasks"]))
+        samples = [_samples(one, name) for one in found]
+        for metric in (column.metric,) if column.metric else _metrics(found[0]["results"][name]):
+            rows = [_rows(loaded, metric, one, tokenizer) for one in samples]
+            values = tuple(
+                sum(row) / len(row)
+                if metric in (PER_TOKEN, PER_QUESTION)
+                else _value(one["results"][name], metric)
+                for one, row in zip(found, rows, strict=True)
+            )
+            prompt = _prompt(samples[0])
+            scores.append(
+                ColumnScore(column.name, column.task, metric, shots, values, tuple(rows), prompt)
+            )
+    return scores
+
+
+def _samples(found: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The task's items in their order; none of a group's."""
+    samples = found["samples"].get(name, [])
+    filters = {sample["filter"] for sample in samples}
+    return sorted(
+        (sample for sample in samples if sample["filter"] == min(filters)),
+        key=lambda sample: sample["doc_id"],
+    )
+
+
+def _metrics(results: Mapping[str, Any]) -> list[str]:
+    """All that lm-eval reports of a task, by ``metric,filter``."""
+    names = [key.partition(",")[0] for key in results if "," in key and "_stderr" not in key]
+    return list(dict.fromkeys(names))
+
+
+def _value(results: Mapping[str, Any], metric: str) -> float:
+    return next(float(results[key]) for key in results if key.partition(",")[0] == metric)
+
+
+def _rows(
+    loaded: LoadedTask, metric: str, samples: Sequence[Mapping[str, Any]], tokenizer: Any
+) -> tuple[float, ...]:
+    """Each item's own score, where it is a number."""
+    if metric == PER_TOKEN:
+        (task,) = loaded.tasks["tasks"].values()
+        return tuple(_is_likeliest_by_token(task, sample, tokenizer) for sample in samples)
+    if metric == PER_QUESTION:
+        return _by_question(samples)
+    scores = [sample[metric] for sample in samples]
+    return tuple(map(float, scores)) if all(isinstance(one, int | float) for one in scores) else ()
+
+
+def _is_likeliest_by_token(task: Any, sample: Mapping[str, Any], tokenizer: Any) -> float:
+    """Whether the right choice has the least NLL per token (MesaNet, appendix L)."""
+    document = sample["doc"]
+    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    right = gold if isinstance(gold, int) else task.doc_to_choice(document).index(gold)
+    tokens = [len(query(tokenizer, *asked).continuation) for asked in sample["arguments"]]
+    answers = zip(sample["filtered_resps"], tokens, strict=True)
+    losses = [-float(answer[0]) / count for answer, count in answers]
+    return float(losses.index(min(losses)) == right)
+
+
+def _by_question(samples: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Whether all answers to each question of MultiRC are judged rightly."""
+    questions: dict[tuple[int, int], float] = {}
+    for sample in samples:
+        index = sample["doc"]["idx"]
+        question = index["paragraph"], index["question"]
+        questions[question] = min(questions.get(question, 1.0), float(sample["acc"]))
+    return tuple(questions.values())
+
+
+def _prompt(samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    if not samples:
+        return "", ""
+    context, after = samples[0]["arguments"][0]
+    return context, after if isinstance(after, str) else samples[0]["filtered_resps"][0]
