@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -358,6 +359,24 @@ def test_likelihoods_are_those_of_every_prefix(bytewise, batch: int) -> None:
         losses = by_prefixes(model, context + after)[-len(after) :]
         assert found.tokens == len(after)
         assert abs(found.nll - sum(losses)) < 1e2 * TOLERANCE[torch.float64]
+
+
+def test_answers_that_differ_in_their_last_token_are_read_once(bytewise) -> None:
+    model, _ = bytewise
+    question = [*b"Is it so? "]
+    queries = [Query(question, [*answer]) for answer in (b"A", b"B", b"no", b"nn", b"yes")]
+    told = []
+
+    def follow(pieces: Collection[int], what: str) -> Iterator[int]:
+        assert what == "reading"
+        told.append(len(pieces))
+        yield from pieces
+
+    found = likelihoods(model, queries, batch=1, follow=follow)
+    assert told == [3]
+    for one, (context, after) in zip(found, queries, strict=True):
+        losses = by_prefixes(model, context + after)[-len(after) :]
+        assert abs(one.nll - sum(losses)) < 1e2 * TOLERANCE[torch.float64]
 
 
 def test_greedy_is_what_greedy_decoding_says(bytewise) -> None:

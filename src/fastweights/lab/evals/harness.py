@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any, TypeVar
@@ -13,18 +13,17 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from fastweights.lab.evals.harness_tasks import LoadedTask, without_remarks
-from fastweights.lab.evals.likelihood import boundary, query
+from fastweights.lab.evals.likelihood import Query, boundary, likelihoods, query
 from fastweights.lab.evals.suite_scores import ColumnScore, SuiteScores
 from fastweights.lab.evals.suites import PER_QUESTION, PER_TOKEN, Suite
 from fastweights.training.loop.report import Follow, unfollowed
 
 LONGEST = 1 << 20
 """Tokens of a text that is read whole."""
-BATCHES = 8
-"""Batches of requests after which progress is told."""
+BATCHES = 4
+"""Batches of answers after which progress is told."""
 _Reader: Any = HFLM  # whose type a decorator hides
-_Asked = TypeVar("_Asked")
-_Got = TypeVar("_Got")
+Piece = TypeVar("Piece")
 
 
 def _untold(share: float) -> None:
@@ -72,37 +71,29 @@ class HarnessModel(_Reader):
 
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[Any]:
-        read = super()._loglikelihood_tokens
-        return self._in_pieces(
-            requests,
-            lambda request: len(request[1]) + len(request[2]),
-            lambda piece: read(piece, disable_tqdm=True, override_bs=override_bs),
-        )
+    ) -> list[tuple[float, bool]]:
+        """The logits of continuations alone, where lm-eval has those of all tokens."""
+        queries = [Query(before, after) for _, before, after in requests]
+        read = [Query(x[-self.max_length - 1 + len(y) :], y) for x, y in queries]
+        found = likelihoods(self.model, read, batch=int(self.batch_size), follow=self._follow)
+        return [(-one.nll, one.greedy) for one in found]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        write = super().generate_until
-        return self._in_pieces(
-            requests,
-            lambda request: len(request.args[0]),
-            lambda piece: write(piece, disable_tqdm=True),
-        )
-
-    def _in_pieces(
-        self,
-        requests: Sequence[_Asked],
-        length: Callable[[_Asked], int],
-        answer: Callable[[list[_Asked]], list[_Got]],
-    ) -> list[_Got]:
-        """Answer the longest requests first, some batches at once, and tell how many are done."""
-        order = sorted(range(len(requests)), key=lambda i: -length(requests[i]))
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].args[0]))
         size = BATCHES * int(self.batch_size)
-        found: dict[int, _Got] = {}
-        for first in range(0, len(order), size):
+        found: dict[int, str] = {}
+        for first in self._follow(range(0, len(order), size), "answering"):
             chosen = order[first : first + size]
-            found |= zip(chosen, answer([requests[i] for i in chosen]), strict=True)
-            self.advance(len(chosen) / len(order))
+            answers = super().generate_until([requests[i] for i in chosen], disable_tqdm=True)
+            found |= zip(chosen, answers, strict=True)
         return [found[i] for i in range(len(requests))]
+
+    def _follow(self, pieces: Collection[Piece], what: str) -> Iterator[Piece]:
+        """Tell of pieces by their share in all."""
+        del what
+        for piece in pieces:
+            yield piece
+            self.advance(1 / len(pieces))
 
 
 class SharedPrefix(ContextSampler):

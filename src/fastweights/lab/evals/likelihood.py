@@ -74,32 +74,43 @@ def likelihoods(
 ) -> list[Likelihood]:
     """Compute the likelihoods of `queries`, in their order.
 
+    Queries that differ in their last token alone, such as one-token answers to a question, are read
+    once.
+
     Args:
         model: The language model.
         queries: Contexts and continuations.
         batch: Queries of similar length that are read at once.
         follow: Told of every batch.
     """
-    order = sorted(range(len(queries)), key=lambda i: sum(map(len, queries[i])))
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, (context, continuation) in enumerate(queries):
+        alike.setdefault((*context, *continuation[:-1]), []).append(number)
+    order = sorted(alike.values(), key=lambda numbers: sum(map(len, queries[numbers[0]])))
     found: dict[int, Likelihood] = {}
     with evaluation_mode(model):
         for first in follow(range(0, len(order), batch), "reading"):
             chosen = order[first : first + batch]
-            found |= zip(chosen, _read(model, [queries[i] for i in chosen]), strict=True)
+            asked = [[queries[number] for number in numbers] for numbers in chosen]
+            for numbers, answers in zip(chosen, _read(model, asked), strict=True):
+                found |= zip(numbers, answers, strict=True)
     return [found[i] for i in range(len(queries))]
 
 
-def _read(model: PreTrainedModel, queries: Sequence[Query]) -> Iterator[Likelihood]:
-    """Padding on the right is seen by no token that is scored."""
-    rows = [torch.tensor(context + continuation) for context, continuation in queries]
+def _read(model: PreTrainedModel, asked: Sequence[Sequence[Query]]) -> Iterator[list[Likelihood]]:
+    """The likelihoods of what is asked after one text each, from the first of these; padding on the
+    right is seen by no token that is scored."""
+    rows = [torch.tensor(queries[0].context + queries[0].continuation) for queries in asked]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
-    first = min(len(context) for context, _ in queries) - 1
+    first = min(len(context) for queries in asked for context, _ in queries) - 1
     kept = _last_only(model, ids.shape[1] - first)
     logits = model(input_ids=ids, use_cache=False, return_dict=True, **kept).logits
-    logits = logits[:, first - ids.shape[1] :]
-    for row, (context, continuation), scores in zip(rows, queries, logits, strict=True):
-        begin = len(context) - 1 - first
-        yield likelihood(scores[begin : begin + len(continuation)], row[len(context) :])
+    for queries, scores in zip(asked, logits[:, first - ids.shape[1] :], strict=True):
+        begins = [len(context) - 1 - first for context, _ in queries]
+        yield [
+            likelihood(scores[begin : begin + len(after)], torch.tensor(after))
+            for begin, (_, after) in zip(begins, queries, strict=True)
+        ]
 
 
 def _last_only(model: nn.Module, count: int) -> dict[str, int]:
