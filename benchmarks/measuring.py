@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fastweights.lab.bench.report import Report, open_report
-from fastweights.lab.bench.timing import Budget, Failure, WallClock, time_in_turn
+from fastweights.lab.bench.timing import Budget, WallClock, require_all, time_in_turn
 
 RESULTS = Path(__file__).parent / "results"
 Act = Callable[[], object]
@@ -35,7 +35,4 @@ def begin(name: str, chosen: Namespace, **settings: Any) -> Report:
 def milliseconds(acts: Mapping[str, Act], rounds: int) -> dict[str, float]:
     """The median of each, called in turn."""
     found = time_in_turn(acts, WallClock(), Budget(seconds=1e9, runs=rounds))
-    for name, times in found.items():
-        if isinstance(times, Failure):
-            raise RuntimeError(f"{name} was not timed: {times.reason}")
-    return {name: 1e3 * times.median for name, times in found.items()}  # type: ignore[union-attr]
+    return {name: 1e3 * times.median for name, times in require_all(found).items()}

@@ -31,7 +31,7 @@ from fastweights.budget import (
 )
 from fastweights.lab.bench.memory import peak_growth
 from fastweights.lab.bench.report import open_report
-from fastweights.lab.bench.timing import Budget, Times, WallClock, time_in_turn
+from fastweights.lab.bench.timing import Budget, WallClock, require_all, time_in_turn
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.recipes import (
     ConversionRecipe,
@@ -192,8 +192,8 @@ def measure_times() -> Iterator[Row]:
     steps = {case: case.stepper() for case in time_cases()}
     named = {str(number): step for number, step in enumerate(steps.values())}
     times = time_in_turn(named, WallClock(), Budget(seconds=1e9, runs=3))
-    pairs = zip(steps, times.values(), strict=True)
-    found = {case: one.median for case, one in pairs if isinstance(one, Times)}
+    pairs = zip(steps, require_all(times).values(), strict=True)
+    found = {case: one.median for case, one in pairs}
     first = next(iter(found))
     rate = _operations(first) / found[first]
     for case, seconds in found.items():

@@ -27,7 +27,7 @@ import psutil
 import torch
 from torch import nn
 
-from fastweights.lab.bench.timing import Budget, WallClock, sample_in_turn
+from fastweights.lab.bench.timing import Budget, WallClock, require_all, sample_in_turn
 from fastweights.train import AdamW, Architecture, Text, TrainConfig
 from fastweights.training.language.language_model import LanguageModelStage
 from fastweights.training.loop.folder import create_run
@@ -62,8 +62,7 @@ def loop_of(config: TrainConfig, layout: Layout, folder: Path) -> Loop:
 
 def seconds(acts: dict[str, Act]) -> dict[str, list[float]]:
     """Of every call, in turn."""
-    found = sample_in_turn(acts, WallClock(), Budget(seconds=1e9, runs=ROUNDS))
-    return {name: times for name, times in found.items() if isinstance(times, list)}
+    return require_all(sample_in_turn(acts, WallClock(), Budget(seconds=1e9, runs=ROUNDS)))
 
 
 def measure_overhead(folder: Path) -> dict[str, float]:

@@ -48,7 +48,7 @@ class Note:
 @pytest.fixture
 def known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a machine reaches is measured once, where that is what is tested."""
-    monkeypatch.setattr(Ceilings, "measure_now", lambda device, *, quick: Ceilings.of(CEILINGS))
+    monkeypatch.setattr(Ceilings, "measure_now", lambda device, *, quick: Ceilings(**CEILINGS))
 
 
 def report(path: Path, header: Header = HEADER) -> Report:

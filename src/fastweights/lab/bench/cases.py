@@ -23,6 +23,7 @@ from fastweights.kernels.external import FASTER, SLOWER
 from fastweights.lab.bench import peers
 from fastweights.lab.bench.contenders import (
     Case,
+    Draw,
     Implementation,
     Inputs,
     Phase,
@@ -53,7 +54,6 @@ TAPS = 4
 EPSILON = 1e-5
 OURS = "fastweights"
 
-Draw = Callable[[Sizes, torch.Generator], Tensor]
 Flops = Callable[[Sizes], float]
 
 
@@ -62,7 +62,6 @@ class RecurrenceCase(Case):
     """A benchmark case: a recurrence built from random streams.
 
     Attributes:
-        draws: Functions that draw the inputs, by name.
         record: Builds the recurrence from the inputs.
         token_flops: FLOPs of the forward pass, per token and head.
         backward_flops: Of the backward pass; None for 2.5 times the forward's.
@@ -83,20 +82,6 @@ class RecurrenceCase(Case):
     accuracy: float = 0.0
     exact_solver: Solver | None = None
     backward_flops: Flops | None = None
-
-    def inputs(
-        self,
-        sizes: Sizes,
-        dtype: torch.dtype,
-        device: torch.device,
-        source: torch.Generator | None = None,
-    ) -> Inputs:
-        generator = source or torch.Generator().manual_seed(0)
-        drawn = {name: draw(sizes, generator) for name, draw in self.draws.items()}
-        return {
-            name: x.to(device, dtype if name in ("q", "k", "v", "x") else _wide(dtype))
-            for name, x in drawn.items()
-        }
 
     def implementations(self, inputs: Inputs) -> list[Implementation]:
         ours = [
@@ -123,7 +108,6 @@ class LayerCase(Case):
     """A benchmark case: a layer on ``x [b t h]`` of h channels, with weights ``[… h]``.
 
     Attributes:
-        weights: Sizes of the axes before h.
         operation: Builds the record that the kernel table knows.
         ours: The layer.
         peers: Other libraries' implementations.
@@ -131,25 +115,13 @@ class LayerCase(Case):
     """
 
     name: str
-    weights: tuple[int, ...]
+    draws: dict[str, Draw]
     operation: Callable[[Inputs], Any]
     ours: TensorFunction
     peers: tuple[Implementation, ...]
     exact: TensorFunction
     channels: bool = True
     state: int = 1
-
-    def inputs(
-        self,
-        sizes: Sizes,
-        dtype: torch.dtype,
-        device: torch.device,
-        source: torch.Generator | None = None,
-    ) -> Inputs:
-        generator = source or torch.Generator().manual_seed(0)
-        x = torch.randn(sizes.b, sizes.t, sizes.h, generator=generator)
-        weight = torch.randn(*self.weights, sizes.h, generator=generator)
-        return {"x": x.to(device, dtype), "weight": weight.to(device, dtype)}
 
     def implementations(self, inputs: Inputs) -> list[Implementation]:
         kernel = takers(self.operation(inputs))[0]
@@ -201,11 +173,6 @@ def _ours(record: Callable[[Inputs], Recurrence], kernel: str) -> TensorFunction
     return run
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Decays, gates and ridges stay in float32 beside streams in half precision."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _normal(s: Sizes, width: int, g: torch.Generator) -> Tensor:
     return torch.randn(s.b, s.t, s.h, width, generator=g)
 
@@ -254,6 +221,14 @@ def _ridge(s: Sizes, g: torch.Generator) -> Tensor:
 
 def _channel(s: Sizes, g: torch.Generator) -> Tensor:
     return torch.randn(s.b, s.t, s.h, generator=g)
+
+
+def _taps(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.randn(TAPS, s.h, generator=g)
+
+
+def _scales(s: Sizes, g: torch.Generator) -> Tensor:
+    return torch.randn(s.h, generator=g)
 
 
 def _step_size(s: Sizes, g: torch.Generator) -> Tensor:
@@ -506,11 +481,18 @@ CASES: tuple[RecurrenceCase | LayerCase, ...] = (
     RecurrenceCase("softmax", _RAW, partial(_softmax, None), _softmax_flops, (peers.SOFTMAX,)),
     LayerCase(
         "short convolution",
-        (TAPS,),
+        {"x": _channel, "weight": _taps},
         _convolution,
         _convolve,
         peers.CONVOLUTION,
         _convolve_by_unfolding,
     ),
-    LayerCase("RMSNorm", (), _norm, _rms_norm, (peers.rms_norm(EPSILON),), _rms_norm_in_steps),
+    LayerCase(
+        "RMSNorm",
+        {"x": _channel, "weight": _scales},
+        _norm,
+        _rms_norm,
+        (peers.rms_norm(EPSILON),),
+        _rms_norm_in_steps,
+    ),
 )

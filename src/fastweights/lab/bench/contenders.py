@@ -4,9 +4,10 @@ others'."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fnmatch import fnmatch
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,20 @@ from torch import Tensor
 
 Inputs = dict[str, Tensor]
 TensorFunction = Callable[[Inputs], Tensor]
+NARROW = ("q", "k", "v", "x", "weight")
+"""Inputs that have the dtype of a benchmark; decays, gates and ridges are float32 at least."""
+
+
+def matching(pattern: str, names: Sequence[str], what: str) -> list[str]:
+    """Return the names that a shell pattern, or a part of them, means.
+
+    Raises:
+        ValueError: If there are none; `what` begins the message.
+    """
+    found = [name for name in names if fnmatch(name, pattern) or pattern in name]
+    if not found:
+        raise ValueError(f"{what} matches {pattern!r}; there are {', '.join(names)}")
+    return found
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -75,20 +90,24 @@ class Work:
     bytes: float
 
 
+Draw = Callable[[Sizes, torch.Generator], Tensor]
+
+
 class Case(ABC):
     """A benchmark case: something to compute from inputs, and the implementations that can.
 
     Attributes:
+        draws: Functions that draw the inputs, by name.
         channels: Whether it works on single channels, rather than on heads of some width.
         state: Width of the state of such a channel.
     """
 
     name: str
+    draws: Mapping[str, Draw]
     channels: bool
     state: int
     gpu_peers: tuple[Implementation, ...] = ()
 
-    @abstractmethod
     def inputs(
         self,
         sizes: Sizes,
@@ -97,6 +116,12 @@ class Case(ABC):
         source: torch.Generator | None = None,
     ) -> Inputs:
         """Draw random inputs, the same for the same arguments; without a `source`, on the CPU."""
+        generator, wide = (
+            source or torch.Generator().manual_seed(0),
+            torch.promote_types(dtype, torch.float32),
+        )
+        drawn = {name: draw(sizes, generator) for name, draw in self.draws.items()}
+        return {name: x.to(device, dtype if name in NARROW else wide) for name, x in drawn.items()}
 
     @abstractmethod
     def implementations(self, inputs: Inputs) -> list[Implementation]:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import partial
 from importlib import import_module
 from inspect import unwrap
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 
 from fastweights.generate import Decoder, stream
 from fastweights.lab.bench.cases import CASES, RecurrenceCase
-from fastweights.lab.bench.contenders import Inputs, Sizes
+from fastweights.lab.bench.contenders import Inputs, Sizes, matching
 from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import (
@@ -72,9 +71,6 @@ class DecodePlan:
     tokens: int = 0
     compiled: bool = False
 
-    def wants(self, name: str) -> bool:
-        return fnmatch(name, self.only) or self.only in name
-
     def names(self) -> list[str]:
         """Return the names of all that is measured.
 
@@ -84,10 +80,7 @@ class DecodePlan:
         cases = [case.name for case in CASES if isinstance(case, RecurrenceCase)]
         presets = () if self.quick else PRESET_NAMES
         known = [name for name in (*cases, *MIXERS, *presets) if name not in SKIPPED]
-        found = list(filter(self.wants, known))
-        if not found:
-            raise ValueError(f"nothing matches {self.only!r}; there are {', '.join(known)}")
-        return found
+        return matching(self.only, known, "nothing")
 
     @property
     def context(self) -> int:
@@ -235,24 +228,22 @@ PEERS: dict[str, tuple[StepPeer, ...]] = {
 
 def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
     """Measure one token of rules, mixers and models, and how constant its time stays."""
+    wanted = plan.names()
     for case in CASES:
-        if isinstance(case, RecurrenceCase) and case.name not in SKIPPED and plan.wants(case.name):
+        if isinstance(case, RecurrenceCase) and case.name in wanted:
             for sizes in _sizes(case, quick=plan.quick):
                 _measure_step(report, plan, case, sizes, device)
-    for name in filter(plan.wants, MIXERS):
+    for name in (name for name in MIXERS if name in wanted):
         for batch in BATCHES[:1] if plan.quick else BATCHES:
             _measure_mixer(report, plan, name, batch, device)
         measure_model(
             report, plan, name, partial(small_model, name, device, quick=plan.quick), (1,)
         )
-    for name in () if plan.quick else filter(plan.wants, PRESET_NAMES):
+    for name in (name for name in PRESET_NAMES if name in wanted):
         measure_model(report, plan, name, partial(preset_model, name, device), BATCHES)
     for name in FLAT:
-        if (
-            plan.tokens
-            and plan.wants(name)
-            and not report.has(group := f"flatness {name} {plan.tokens}")
-        ):
+        group = f"flatness {name} {plan.tokens}"
+        if plan.tokens and name in wanted and not report.has(group):
             report.add(group, [flatness(name, plan, device)])
 
 
@@ -269,27 +260,14 @@ def _measure_step(
     inputs, state = _before(case, sizes, plan.context, device)
     record = case.record(inputs)
     functions: dict[str, Function | Failure] = {
-        "fastweights": _step(lambda: evaluate(record, state))
+        "fastweights": torch.no_grad()(lambda: evaluate(record, state))
     }
     for peer in PEERS.get(case.name, ()):
         functions[peer.name] = _bound(peer, inputs, state)
     functions["SDPA with a cache"] = _attention(sizes, plan.context, device)
     moved = 2 * _nbytes(state) + sum(x.nbytes for x in inputs.values())
-    report.add(
-        group,
-        list(
-            _rows(
-                "recurrence",
-                case.name,
-                str(sizes),
-                functions,
-                TokenCost(moved),
-                report,
-                plan,
-                device,
-            )
-        ),
-    )
+    named = "recurrence", case.name, str(sizes)
+    report.add(group, list(_rows(*named, functions, TokenCost(moved), report, plan, device)))
 
 
 def _before(
@@ -301,10 +279,6 @@ def _before(
     with torch.no_grad():
         _, state = evaluate(case.record(past))
     return case.inputs(sizes, torch.float32, device), state
-
-
-def _step(function: Function) -> Function:
-    return torch.no_grad()(function)
 
 
 def _bound(peer: StepPeer, inputs: Inputs, state: State) -> Function | Failure:
@@ -320,7 +294,7 @@ def _attention(sizes: Sizes, context: int, device: torch.device) -> Function:
     heads, width = (sizes.h, sizes.k) if sizes.v > 1 else (max(sizes.h // 64, 1), 64)
     q = torch.randn(sizes.b, heads, 1, width, device=device)
     k, v = torch.randn(2, sizes.b, heads, context, width, device=device)
-    return _step(lambda: F.scaled_dot_product_attention(q, k, v))
+    return torch.no_grad()(lambda: F.scaled_dot_product_attention(q, k, v))
 
 
 def _nbytes(state: State) -> int:
@@ -347,7 +321,7 @@ def _rows(
 ) -> Iterator[StepRow]:
     callable_ = {name: f for name, f in functions.items() if not isinstance(f, Failure)}
     times = time_in_turn(callable_, clock_of(device), plan.budget)
-    ceilings = Ceilings.of(report.ceilings)
+    ceilings = Ceilings(**report.ceilings)
     floor, products = moved.bytes / ceilings.bandwidth, moved.flops / ceilings.gemm(torch.float32)
     libraries = {"fastweights": "fastweights", COMPILED: "fastweights"} | {
         p.name: p.library for p in PEERS.get(op, ())
@@ -382,16 +356,10 @@ def _measure_mixer(
         _, state = mixer(x)
     moved = sum(p.nbytes for p in mixer.parameters()) + 2 * state.nbytes
     functions: dict[str, Function | Failure] = {
-        "fastweights": _step(lambda: mixer(x[:, :1], state))
+        "fastweights": torch.no_grad()(lambda: mixer(x[:, :1], state))
     }
-    report.add(
-        group,
-        list(
-            _rows(
-                "mixer", name, f"b{batch} d{d}", functions, TokenCost(moved), report, plan, device
-            )
-        ),
-    )
+    named = "mixer", name, f"b{batch} d{d}"
+    report.add(group, list(_rows(*named, functions, TokenCost(moved), report, plan, device)))
 
 
 def small_model(mixer: str, device: torch.device, *, quick: bool) -> FastWeightsForCausalLM:

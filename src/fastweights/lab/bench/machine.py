@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 
@@ -87,11 +86,6 @@ class Ceilings:
             if dtype in (torch.bfloat16, torch.float16)
             else max(self.fp32, self.fp32_onednn or 0.0)
         )
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Ceilings:
-        """Read the ceilings from the JSON of a report."""
-        return cls(**found)
 
     @classmethod
     def measure_now(cls, device: torch.device, *, quick: bool) -> Ceilings:

@@ -21,11 +21,11 @@ from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import (
     Budget,
-    Failure,
     Function,
     TimedRow,
     Times,
     clock_of,
+    require_all,
     time_in_turn,
     timed,
 )
@@ -155,7 +155,8 @@ def _losses(plan: MesaPlan, folder: Path, device: torch.device) -> list[LossRow]
     ).validation[: plan.tokens]
     batches = list(sequential_windows(tokens, min(plan.length, len(tokens)), plan.batch))
     reading, decoding = (
-        _time_calls(calls, plan, device) for calls in _calls(model, batches[0][:1].to(device), plan)
+        require_all(time_in_turn(calls, clock_of(device), plan.budget))
+        for calls in _calls(model, batches[0][:1].to(device), plan)
     )
     full = reading[f"{STEPS} steps"].median
     return [
@@ -193,18 +194,6 @@ def _loss_row(
         over=over,
         tokens_per_second=speed,
     )
-
-
-def _time_calls(
-    calls: Mapping[str, Function], plan: MesaPlan, device: torch.device
-) -> dict[str, Times]:
-    found = time_in_turn(calls, clock_of(device), plan.budget)
-    failed = [
-        f"{name}: {times.reason}" for name, times in found.items() if isinstance(times, Failure)
-    ]
-    if failed:
-        raise RuntimeError(failed[0])
-    return cast(dict[str, Times], found)
 
 
 def _calls(

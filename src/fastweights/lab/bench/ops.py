@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from typing import NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from fastweights.lab.bench.contenders import (
     bind,
     dtype_name,
     gradients,
+    matching,
 )
 from fastweights.lab.bench.machine import Ceilings
 from fastweights.lab.bench.memory import MemoryTask, peak_bytes
@@ -75,14 +75,8 @@ class OpsPlan:
         Raises:
             ValueError: If there are none.
         """
-        found: list[Case] = [
-            case for case in CASES if fnmatch(case.name, self.only) or self.only in case.name
-        ]
-        if not found:
-            raise ValueError(
-                f"no case matches {self.only!r}; there are {', '.join(case.name for case in CASES)}"
-            )
-        return found
+        found = matching(self.only, [case.name for case in CASES], "no case")
+        return [case for case in CASES if case.name in found]
 
     def sizes(self, case: Case) -> Sequence[Sizes]:
         """Return the sizes to measure a case at."""
@@ -175,7 +169,7 @@ def measure(report: Report, plan: OpsPlan, case: Case, sizes: Sizes, device: tor
     for phase, group in groups.items():
         if not report.has(group):
             times = time_implementations(contenders, inputs, phase, plan.budget, device)
-            ceilings = Ceilings.of(report.ceilings)
+            ceilings = Ceilings(**report.ceilings)
             made = _PhaseRows(case, sizes, plan, phase, inputs, errors, ceilings, device)
             report.add(group, list(made.of(contenders, times)))
 
@@ -200,11 +194,11 @@ def time_implementations(
     """Time all contenders in turn; one that cannot be loaded or raises gets a `Failure`."""
     functions, failed = {}, {}
     for contender in contenders:
-        loaded = load(contender)
-        if isinstance(loaded, Failure):
-            failed[contender_key(contender)] = loaded
-        else:
-            functions[contender_key(contender)] = bind(loaded, inputs, phase)
+        key = contender_key(contender)
+        try:
+            functions[key] = bind(contender.load(), inputs, phase)
+        except Exception as error:
+            failed[key] = Failure.of(error)
     return {**time_in_turn(functions, clock_of(device), budget), **failed}
 
 
@@ -265,14 +259,6 @@ def relative(got: Tensor, want: Tensor) -> float:
     got = got.to(want.device, want.dtype)
     norm = want.norm().item()
     return (got - want).norm().item() / (norm or 1.0)
-
-
-def load(contender: Implementation) -> TensorFunction | Failure:
-    """Return the implementation's function, or a `Failure` if it cannot be imported."""
-    try:
-        return contender.load()
-    except Exception as error:
-        return Failure.of(error)
 
 
 def _share(work: float, times: Times | None, rate: float) -> float | None:

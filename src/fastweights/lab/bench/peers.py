@@ -118,30 +118,21 @@ DECAY_SCALAR = (
     SDPA,
 )
 DECAY_NONE = (*DECAY_SCALAR[1:],)
-DECAY_VECTOR = (
-    _peer(
-        "naive recurrent",
-        FLA,
-        "fla.ops.gla.naive:naive_recurrent_gla",
-        lambda f, x: f(_undo_scale(x["q"]), x["k"], x["v"], x["log_decay"])[0],
-    ),
-    SDPA,
-)
 
 
-def _with_tied_keys(x: Inputs) -> Inputs:
-    """Keys of the queries' dtype: kernels cannot multiply float32 by bfloat16."""
-    return {**x, "k": -torch.expm1(x["log_decay"]).to(x["q"].dtype)}
+def _naive_gla(function: Callable[..., Any], x: Inputs) -> Tensor:
+    """With keys of the queries' dtype where they are tied: kernels cannot multiply float32 by
+    bfloat16.
+    """
+    return function(_undo_scale(x["q"]), _keys(x), x["v"], x["log_decay"])[0]
 
 
-DECAY_TIED = (
-    _peer(
-        "naive recurrent",
-        FLA,
-        "fla.ops.gla.naive:naive_recurrent_gla",
-        lambda f, x: f(_undo_scale(x["q"]), _with_tied_keys(x)["k"], x["v"], x["log_decay"])[0],
-    ),
-)
+def _keys(x: Inputs) -> Tensor:
+    return x["k"] if "k" in x else -torch.expm1(x["log_decay"]).to(x["q"].dtype)
+
+
+DECAY_TIED = (_peer("naive recurrent", FLA, "fla.ops.gla.naive:naive_recurrent_gla", _naive_gla),)
+DECAY_VECTOR = (*DECAY_TIED, SDPA)
 
 
 def _delta_with_gate(function: Callable[..., Any], x: Inputs) -> Tensor:
@@ -280,20 +271,20 @@ def _fla_scalar(function: Callable[..., Any], x: Inputs) -> Tensor:
 
 
 def _fla_vector(function: Callable[..., Any], x: Inputs) -> Tensor:
-    return function(x["q"], x["k"], x["v"], x["log_decay"], scale=1.0)[0]
+    return function(x["q"], _keys(x), x["v"], x["log_decay"], scale=1.0)[0]
 
 
-def _fla_delta(function: Callable[..., Any], x: Inputs) -> Tensor:
-    return function(x["q"], x["k"], x["v"], beta=x["beta"][..., 0], scale=1.0)[0]
+def _fla_delta(function: Callable[..., Any], x: Inputs, **gate: Tensor) -> Tensor:
+    return function(x["q"], x["k"], x["v"], **gate, beta=x["beta"][..., 0], scale=1.0)[0]
 
 
 def _fla_gated_delta(function: Callable[..., Any], x: Inputs) -> Tensor:
     _allow_miscompiled()
-    return function(x["q"], x["k"], x["v"], g=_log_decay(x), beta=x["beta"][..., 0], scale=1.0)[0]
+    return _fla_delta(function, x, g=_log_decay(x))
 
 
 def _fla_kda(function: Callable[..., Any], x: Inputs) -> Tensor:
-    return function(x["q"], x["k"], x["v"], g=x["log_decay"], beta=x["beta"][..., 0], scale=1.0)[0]
+    return _fla_delta(function, x, g=x["log_decay"])
 
 
 def mesa_in_steps(steps: int) -> Implementation:
@@ -316,14 +307,7 @@ TRITON_SCALAR = (
     _peer("chunk_simple_gla", FLA, "fla.ops.simple_gla:chunk_simple_gla", _fla_scalar),
 )
 TRITON_VECTOR = (_peer("chunk_gla", FLA, "fla.ops.gla:chunk_gla", _fla_vector),)
-TRITON_TIED = (
-    _peer(
-        "chunk_gla of 1 - α",
-        FLA,
-        "fla.ops.gla:chunk_gla",
-        lambda f, x: _fla_vector(f, _with_tied_keys(x)),
-    ),
-)
+TRITON_TIED = (_peer("chunk_gla of 1 - α", FLA, "fla.ops.gla:chunk_gla", _fla_vector),)
 TRITON_DELTA = (_peer("chunk_delta_rule", FLA, "fla.ops.delta_rule:chunk_delta_rule", _fla_delta),)
 TRITON_GATED_DELTA = (
     _peer(

@@ -41,7 +41,7 @@ def open_report(
     settings: dict[str, Any] | None = None,
     device: torch.device = torch.device("cpu"),
     listener: Listener = print_row,
-    ceilings: Callable[[], dict[str, float | None]] = dict,
+    ceilings: Callable[[], Row] = dict,
 ) -> Report:
     """Open the report of what is measured here and now at `path`, a new one or one to resume.
 
@@ -62,7 +62,7 @@ class Report:
 
     path: Path
     header: Header
-    ceilings: dict[str, float | None]
+    ceilings: Row
     listener: Listener = lambda row: None
     rows: list[Row] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Report:
         cls,
         path: Path,
         header: Header,
-        ceilings: Callable[[], dict[str, float | None]],
+        ceilings: Callable[[], Row],
         listener: Listener = lambda row: None,
     ) -> Report:
         """Open a new report, or the one at `path` if it has the same header, to resume it.

@@ -15,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Function = Callable[[], object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,18 @@ def sample_in_turn(
         name: (c.samples or [c.first]) if isinstance(c, _Candidate) else c
         for name, c in found.items()
     }
+
+
+def require_all(found: Mapping[str, T | Failure]) -> dict[str, T]:
+    """Return what was found of every function.
+
+    Raises:
+        RuntimeError: If one of them failed.
+    """
+    for name, one in found.items():
+        if isinstance(one, Failure):
+            raise RuntimeError(f"{name} was not timed: {one.reason}")
+    return {name: one for name, one in found.items() if not isinstance(one, Failure)}
 
 
 def _warm_up(function: Function, clock: DeviceClock) -> _Candidate | Failure:

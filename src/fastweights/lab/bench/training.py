@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from torch import nn
 
+from fastweights.lab.bench.contenders import matching
 from fastweights.lab.bench.report import Report
 from fastweights.lab.bench.timing import (
     Budget,
@@ -63,10 +63,7 @@ class TrainPlan:
         Raises:
             ValueError: If there are none.
         """
-        found = [name for name in MIXERS if fnmatch(name, self.only) or self.only in name]
-        if not found:
-            raise ValueError(f"no mixer matches {self.only!r}; there are {', '.join(MIXERS)}")
-        return found
+        return matching(self.only, list(MIXERS), "no mixer")
 
 
 @dataclass(frozen=True, kw_only=True)
