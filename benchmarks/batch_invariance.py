@@ -18,43 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastweights.models import (
-    FastWeightsConfig,
-    FastWeightsForCausalLM,
-    batch_invariant,
-    log_probabilities,
-)
-from fastweights.models.cache_names import CACHE, cache_argument
-from measuring import begin, milliseconds, options
+from fastweights.models import batch_invariant, log_probabilities
+from measuring import begin, build, decode, milliseconds, options
 
 MIXERS = ("metala", "gated_deltanet", "softmax")
 VOCABULARY, WIDTH, LAYERS, LONG, TEXTS, TOKENS, NEW = 256, 256, 4, 128, 4, 32, 16
 Model = Any
 
 
-def build(name: str) -> Model:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
-    if name == "llama (transformers)":
-        heads = {"num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
-        return LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
-    return FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixers=[{"name": name}])).eval()
-
-
 @torch.no_grad()
 def read(model: Model, ids: Tensor) -> Tensor:
     return model(input_ids=ids, use_cache=False).logits
-
-
-@torch.no_grad()
-def decode(model: Model, ids: Tensor) -> Tensor:
-    cache, found = None, []
-    for token in ids.split(1, 1):
-        output = model(input_ids=token, use_cache=True, **cache_argument(cache))
-        cache, found = getattr(output, CACHE), [*found, output.logits]
-    return torch.cat(found, dim=1)
 
 
 def write(model: Model, ids: Tensor) -> Tensor:
@@ -122,7 +97,7 @@ def main() -> None:
     report = begin("batch_invariance", chosen)
     for name in (*MIXERS, "llama (transformers)"):
         if not report.has(name):
-            report.add(name, [measure(build(name), chosen.rounds)])
+            report.add(name, [measure(build(name, WIDTH, LAYERS).eval(), chosen.rounds)])
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.methods import evaluate
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models import FastWeightsForCausalLM
 from fastweights.ops import convolve, rms_normalize
 from fastweights.recurrence import Decay, Delta
-from measuring import begin, milliseconds, options
+from measuring import begin, build, decode, milliseconds, options
 
 MIXERS = ("metala", "gated_deltanet", "mamba2", "softmax")
 TOKENS, DECODED, WIDTH, HEADS = 512, 32, 512, 8
@@ -40,27 +40,18 @@ def learn(model: FastWeightsForCausalLM, ids: Tensor) -> None:
     model(input_ids=ids, labels=ids).loss.backward()
 
 
-@torch.no_grad()
-def decode(model: FastWeightsForCausalLM, ids: Tensor) -> None:
-    cache = None
-    for i in range(DECODED):
-        cache = model(ids[:, i : i + 1], past_key_values=cache, use_cache=True).past_key_values
-
-
 def in_autocast(act: Callable[..., None], *given: object) -> None:
     with torch.autocast("cpu", dtype=NARROW):
         act(*given)
 
 
 def measure_model(mixer: str, rounds: int) -> Found:
-    config = FastWeightsConfig(
-        vocab_size=256, hidden_size=WIDTH, num_hidden_layers=4, mixers=[{"name": mixer}]
-    )
-    wide = FastWeightsForCausalLM(config)
+    wide = build(mixer, WIDTH, 4)
     narrow, ids = copy.deepcopy(wide).to(NARROW), torch.randint(0, 256, (1, TOKENS))
     found = {}
     for act in (read, learn, decode):
-        acts = {"float32": partial(act, wide, ids), "bfloat16": partial(act, narrow, ids)}
+        given = ids[:, :DECODED] if act is decode else ids
+        acts = {"float32": partial(act, wide, given), "bfloat16": partial(act, narrow, given)}
         if act is not decode:
             acts["autocast"] = partial(in_autocast, act, wide, ids)
         found[act.__name__] = milliseconds(acts, rounds)

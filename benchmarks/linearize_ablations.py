@@ -38,7 +38,7 @@ from fastweights.linearize.evaluate.comparison import (
 from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.linearize.evaluate.share import share_of
 from fastweights.recurrence import WindowedLinear
-from linearize_far import by_distance
+from linearize_far import recall
 from linearize_table import SEEDS, WINDOW, Row, data_of
 from linearize_teachers import FAR
 from measuring import options
@@ -142,14 +142,7 @@ def ablate(teachers: Path, teacher: str, name: str, seed: int, out: Path) -> Row
 def _recalled(model: Any, folder: Path) -> Row:
     """Accuracy by distance, of the teacher and of the model."""
     text = FarText(**load_file(folder / "held_out.safetensors"))
-    return {
-        name: {
-            band: found["accuracy"]
-            for band, found in by_distance(model, text, MODES[mode]).items()
-            if found["tokens"]
-        }
-        for name, mode in (("softmax", SOFTMAX), ("linear", LINEAR))
-    }
+    return {mode: recall(model, text, MODES[mode]) for mode in (SOFTMAX, LINEAR)}
 
 
 if __name__ == "__main__":

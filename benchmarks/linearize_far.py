@@ -83,5 +83,11 @@ def by_distance(model: Any, text: FarText, mode: Mode | None = None) -> dict[str
     }
 
 
+def recall(model: Any, text: FarText, mode: Mode | None = None) -> dict[str, float]:
+    """The accuracy of the next token in each of these bands."""
+    found = by_distance(model, text, mode)
+    return {band: row["accuracy"] for band, row in found.items()}
+
+
 if __name__ == "__main__":
     main()

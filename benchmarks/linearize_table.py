@@ -40,7 +40,7 @@ from fastweights.linearize.evaluate.far_text import FarText
 from fastweights.train import AdamW, Every, StopOnSignal
 from fastweights.training.data.documents import Data
 from fastweights.training.loop.files import read_json, write_json
-from linearize_far import by_distance
+from linearize_far import recall
 from linearize_teachers import FAR
 from measuring import options
 
@@ -226,10 +226,7 @@ def _recalled(folder: Path, out: Path) -> Row:
     text = FarText(**load_file(folder / "held_out.safetensors"))
     models = {"softmax": folder / "model", "linear": out / "model"}
     return {
-        name: {
-            band: found["accuracy"]
-            for band, found in by_distance(AutoModelForCausalLM.from_pretrained(path), text).items()
-        }
+        name: recall(AutoModelForCausalLM.from_pretrained(path), text)
         for name, path in models.items()
     }
 

@@ -23,27 +23,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import fastweights
 from fastweights.linearize import LinearAttentionConfig, linearize
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, quantize
-from fastweights.models.cache_names import CACHE, cache_argument
-from measuring import begin, milliseconds, options
+from fastweights.models import quantize
+from measuring import begin, build, decode, milliseconds, options
 
 TEXT = Path(fastweights.__file__).parent / "data" / "tinyshakespeare.txt.gz"
 BATCH, LENGTH, HELD_OUT, LONG, DECODED = 8, 128, 512, 256, 16
 MIXERS = ("metala", "gated_deltanet", "mamba2")
 Model = Any
-
-
-def build(name: str, width: int, layers: int) -> Model:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 256, "hidden_size": width, "num_hidden_layers": layers}
-    if name == "llama":
-        heads = {"num_attention_heads": width // 64, "intermediate_size": 2 * width}
-        return LlamaForCausalLM(LlamaConfig(**sizes, **heads))
-    return FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixers=[{"name": name}]))
 
 
 def by_torchao(model: Model) -> Model:
@@ -101,16 +90,8 @@ def read(model: Model, ids: Tensor) -> None:
     model(input_ids=ids, use_cache=True)
 
 
-@torch.no_grad()
-def decode(model: Model, ids: Tensor) -> None:
-    cache = None
-    for token in ids.split(1, 1):
-        read = model(input_ids=token, use_cache=True, **cache_argument(cache))
-        cache = getattr(read, CACHE)
-
-
 def measure_speed(name: str, rounds: int) -> dict[str, dict[str, float]]:
-    model = build("llama" if "llama" in name else name, 1024, 8)
+    model = build(name, 1024, 8)
     if "linearized" in name:
         model = linearize(model, LinearAttentionConfig(window=16))
     made = ways_of(model)
