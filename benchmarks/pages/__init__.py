@@ -1,14 +1,13 @@
 """The pages of measurements, rendered from benchmarks/results: `make pages`."""
 
 from pages import (
-    aot,
     batch_invariance,
     check,
+    engines,
     gpu,
     gpu_static,
     linearize,
     mixers,
-    onnx,
     performance,
     plan,
     processes,
@@ -38,6 +37,6 @@ PAGES: tuple[Page, ...] = (
     batch_invariance.PAGE,
     vllm.PAGE,
     serving.PAGE,
-    onnx.PAGE,
-    aot.PAGE,
+    engines.ONNX,
+    engines.AOT,
 )
