@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fastweights.lab.check import questions
 from fastweights.lab.check.questions import Example
@@ -78,13 +79,13 @@ LAWS = (
         "left padding",
         "A row that is padded on its left has the logits that it has alone.",
         ROWS,
-        questions.ignore_left_padding,
+        partial(questions.ignore_padding, left=True),
     ),
     Law(
         "right padding",
         "A row that is padded on its right has the logits that it has alone.",
         ROWS,
-        questions.ignore_right_padding,
+        partial(questions.ignore_padding, left=False),
     ),
     Law(
         "padded gradients",

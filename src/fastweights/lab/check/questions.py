@@ -89,15 +89,7 @@ def keep_rows_apart(subject: Subject, example: Example) -> float:
     return _worst(apart(together[i : i + 1], subject.logits(ids[i : i + 1])) for i in range(3))
 
 
-def ignore_left_padding(subject: Subject, example: Example) -> float:
-    return _padded(subject, example, left=True)
-
-
-def ignore_right_padding(subject: Subject, example: Example) -> float:
-    return _padded(subject, example, left=False)
-
-
-def _padded(subject: Subject, example: Example, left: bool) -> float:
+def ignore_padding(subject: Subject, example: Example, left: bool) -> float:
     subject.require("attention_mask")
     rows, ids, mask = _pad(subject, example, left)
     found = subject.logits(ids, attention_mask=mask, **_positions(subject, mask))
@@ -125,15 +117,13 @@ def learn_from_padded(subject: Subject, example: Example) -> float:
     rows, ids, mask = _pad(subject, example, left=False)
     given: dict[str, Any] = {"attention_mask": mask, **_positions(subject, mask)}
     found = subject.gradients(ids, mask[..., None].to(torch.float32), **given)
-    alone = [subject.gradients(row, torch.ones(*row.shape, 1).to(row.device)) for row in rows]
-    return _apart_gradients(found, _sum(alone))
+    return _apart_gradients(found, _sum([subject.gradients(row) for row in rows]))
 
 
 def learn_in_pieces(subject: Subject, example: Example) -> float:
     ids = subject.tokens(2, *example.lengths)
-    weights = torch.ones(*ids.shape, 1).to(ids.device)
-    found = subject.gradients(ids, weights, (_at(example),))
-    return _apart_gradients(found, subject.gradients(ids, weights))
+    found = subject.gradients(ids, cuts=(_at(example),))
+    return _apart_gradients(found, subject.gradients(ids))
 
 
 def generate_padded(subject: Subject, example: Example) -> float:
@@ -249,8 +239,7 @@ def repeat_logits(subject: Subject, example: Example) -> float:
 
 def repeat_gradients(subject: Subject, example: Example) -> float:
     ids = subject.tokens(2, *example.lengths)
-    weights = torch.ones(*ids.shape, 1, device=ids.device)
-    found, again = subject.gradients(ids, weights), subject.gradients(ids, weights)
+    found, again = subject.gradients(ids), subject.gradients(ids)
     return _apart_gradients(again, found)
 
 
@@ -258,26 +247,25 @@ def differentiate_twice(subject: Subject, example: Example) -> float:
     """In float64, beside differences of gradients."""
     exact = Subject(copy.deepcopy(subject.model).double())
     ids, direction = subject.tokens(2, *example.lengths), exact.direction()
-    weights = torch.ones(*ids.shape, 1, device=ids.device, dtype=torch.float64)
     try:
-        found = exact.curvature(ids, weights, direction)
+        found = exact.curvature(ids, direction)
     except RuntimeError as error:
         if "derivative" in str(error) or "differentiate" in str(error):  # torch's own refusals
             raise NotImplementedError(str(error)) from error
         raise
-    expected = (_differences(exact, ids, weights, direction, step) for step in STEPS)
+    expected = (_differences(exact, ids, direction, step) for step in STEPS)
     return min(_apart_gradients(found, one) for one in expected)
 
 
 def _differences(
-    subject: Subject, ids: Tensor, weights: Tensor, direction: dict[str, Tensor], step: float
+    subject: Subject, ids: Tensor, direction: dict[str, Tensor], step: float
 ) -> dict[str, Tensor]:
     """The derivative of the gradients along a direction, by central differences of fourth order."""
     terms, at = [], 0.0
     for place, share in ((1, 8), (-1, -8), (2, -1), (-2, 1)):
         subject.move(direction, place * step - at)
         at = place * step
-        found = subject.gradients(ids, weights)
+        found = subject.gradients(ids)
         terms.append({name: g * (share / (12 * step)) for name, g in found.items()})
     subject.move(direction, -at)
     return _sum(terms)
@@ -323,8 +311,7 @@ def stay_finite(subject: Subject, example: Example) -> float:
 
 
 def _finite(subject: Subject, ids: Tensor) -> float:
-    logits, weights = subject.logits(ids), torch.ones(*ids.shape, 1, device=ids.device)
-    return _worst(apart(x, x) for x in (logits, *subject.gradients(ids, weights).values()))
+    return _worst(apart(x, x) for x in (subject.logits(ids), *subject.gradients(ids).values()))
 
 
 def _sum(several: list[dict[str, Tensor]]) -> dict[str, Tensor]:

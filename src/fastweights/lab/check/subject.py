@@ -110,13 +110,17 @@ class Subject:
         return loss
 
     def gradients(
-        self, ids: Tensor, weights: Tensor, cuts: tuple[int, ...] = (), **given: Any
+        self,
+        ids: Tensor,
+        weights: Tensor | None = None,
+        cuts: tuple[int, ...] = (),
+        **given: Any,
     ) -> dict[str, Tensor]:
         """Of the mean of all logits times `weights` ``[b t 1]``, by parameter.
 
         Args:
             ids: ``[b t]``
-            weights: ``[b t 1]``
+            weights: ``[b t 1]``; None for ones
             cuts: where a new call begins, from the cache of the one before
             given: to the model, of each call
         """
@@ -130,20 +134,19 @@ class Subject:
         return found
 
     def _objective(
-        self, ids: Tensor, weights: Tensor, cuts: tuple[int, ...] = (), **given: Any
+        self, ids: Tensor, weights: Tensor | None, cuts: tuple[int, ...] = (), **given: Any
     ) -> Tensor:
         logits = self._read(ids, cuts, **given)
+        weights = torch.ones(*ids.shape, 1, device=ids.device) if weights is None else weights
         return (logits.sin() * weights).sum() / logits.shape[-1]
 
-    def curvature(
-        self, ids: Tensor, weights: Tensor, direction: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The second derivative of the same times a direction, by parameter."""
+    def curvature(self, ids: Tensor, direction: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The second derivative of the mean of all logits times a direction, by parameter."""
         named = {n: p for n, p in self.model.named_parameters() if n in direction}
         weighed = [*named.values()]
         with torch.enable_grad():
             slopes = torch.autograd.grad(
-                self._objective(ids, weights), weighed, create_graph=True, allow_unused=True
+                self._objective(ids, None), weighed, create_graph=True, allow_unused=True
             )
             pairs = zip(slopes, direction.values(), strict=True)
             along = torch.stack([(s * d).sum() for s, d in pairs if s is not None]).sum()
