@@ -113,8 +113,7 @@ def test_weights_keep_their_dtype() -> None:
     assert {p.dtype for p in export_model(ours).parameters()} == {torch.bfloat16}
 
 
-# what cannot be written
-# --------------------------------------------------------------------------------------------
+# what cannot be written ---------------------------------------------------------------------------
 
 
 def test_differences_are_named() -> None:

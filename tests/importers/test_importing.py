@@ -152,7 +152,6 @@ def test_the_imported_model_shares_no_memory_with_the_original() -> None:
 
 
 # how it is read -----------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.fixture
@@ -252,8 +251,7 @@ def test_the_published_metala_rounds_its_key() -> None:
     assert len(rule.key.unique()) < 100
 
 
-# what cannot be imported
-# --------------------------------------------------------------------------------------------
+# what cannot be imported --------------------------------------------------------------------------
 
 
 def refused(model: Any, message: str) -> None:
@@ -355,7 +353,6 @@ def test_an_rwkv_model_that_has_rescaled_itself_is_refused() -> None:
 
 
 # the command --------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_the_command_writes_a_whole_folder_or_none(

@@ -131,7 +131,6 @@ def test_rank_correlation_sees_order_alone() -> None:
 
 
 # the harness --------------------------------------------------------------------------------------
-# ------------------
 
 
 @dataclass(frozen=True)
@@ -398,7 +397,6 @@ def test_settings_take_the_place_of_a_claims_own() -> None:
 
 
 # recipes, tiny ------------------------------------------------------------------------------------
-# ------------------
 
 
 def _tested(
@@ -631,7 +629,6 @@ def test_the_destroyed_start_is_that_of_gpt2() -> None:
 
 
 # the page -----------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_a_second_softmax_is_learnt_through_but_not_predicted_by() -> None:
@@ -650,7 +647,6 @@ def test_a_second_softmax_is_learnt_through_but_not_predicted_by() -> None:
 
 
 # the command --------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_the_command_lists_and_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

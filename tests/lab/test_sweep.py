@@ -112,7 +112,6 @@ def timeless(row: Row) -> Row:
 
 
 # order --------------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
@@ -165,7 +164,6 @@ def test_warm_up_is_a_straight_line(warmup: float) -> None:
 
 
 # one run ------------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.parametrize("protocol", [COPY, EPOCHS], ids=["steps", "epochs"])
@@ -259,7 +257,6 @@ def test_a_run_that_diverges_ends_there() -> None:
 
 
 # keys ---------------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_keys_are_of_what_decides_the_result() -> None:
@@ -285,7 +282,6 @@ def test_keys_are_of_what_decides_the_result() -> None:
 
 
 # plans --------------------------------------------------------------------------------------------
-# ------------------
 
 TOML = """
 tasks = ["mqar-small-*"]
@@ -329,9 +325,6 @@ def test_a_plan_sizes_its_tasks(tmp_path: Path) -> None:
         replace(cast(MQAR, plain.task), length=128, pairs=32)
     }
     assert (sized.training, sized.backbone) == (plain.training, plain.backbone)
-
-
-PLAN = 'tasks = ["mqar-small-32x4"]\nmixers = ["gla"]\n'
 
 
 def test_a_plan_of_another_encoding(tmp_path: Path) -> None:
@@ -431,7 +424,6 @@ def test_a_plan_that_cannot_be_run(tmp_path: Path, changes: dict, message: str) 
 
 
 # sweeps -------------------------------------------------------------------------------------------
-# ------------------
 
 
 @dataclass
@@ -523,8 +515,7 @@ def test_a_sweep_without_a_listener_tells_of_every_run(
     assert not capsys.readouterr().err
 
 
-# summary and figures
-# ------------------------------------------------------------------------------------------------
+# summary and figures ------------------------------------------------------------------------------
 
 
 def row(
@@ -577,8 +568,7 @@ def test_figures_show_means_and_the_whole_spread() -> None:
     assert not AXES["width"].separates(ROWS[:4])
 
 
-# mixers from a user's file
-# ------------------------------------------------------------------------------------------
+# mixers from a user's file ------------------------------------------------------------------------
 
 MIXER = '''
 from fastweights.mixers import LinearAttention
@@ -647,7 +637,6 @@ def test_the_command_runs_a_plan_with_a_users_mixer(
 
 
 # real processes -----------------------------------------------------------------------------------
-# ------------------
 
 SIXTY = """
 tasks = ["mqar-small-32x4"]

@@ -30,7 +30,6 @@ from kinds import slow_but
 from oracles import generators
 
 # every protocol -----------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.sampled
@@ -59,7 +58,6 @@ def test_protocol_has_a_model(name: str) -> None:
 
 
 # what tasks share ---------------------------------------------------------------------------------
-# ------------------
 
 
 def test_splits_differ_and_validation_is_not_test() -> None:
@@ -110,7 +108,6 @@ def test_rows_of_a_batch() -> None:
 
 
 # sampling -----------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (3, 3), (3, 5), (20, 21)])
@@ -148,7 +145,6 @@ def test_too_few_to_draw_from(draw: object) -> None:
 
 
 # MQAR ---------------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_mqar_has_the_tokens_of_the_reference() -> None:
@@ -207,7 +203,6 @@ def test_mqar_refuses_what_does_not_fit(sizes: dict[str, int]) -> None:
 
 
 # state tracking -----------------------------------------------------------------------------------
-# ------------------
 
 
 def test_parity() -> None:

@@ -88,8 +88,7 @@ def drawn(option: str, **fields: Any) -> FastWeightsForCausalLM:
     return moved(tiny("hybrid", **OPTIONS[option], **fields))
 
 
-# an oracle: the backbone in NumPy, with the mixers' own outputs
-# -----------------------------------------------------
+# an oracle: the backbone in NumPy, with the mixers' own outputs -----------------------------------
 
 
 def normalized(x: np.ndarray, norm: Any, config: Any) -> np.ndarray:
@@ -196,7 +195,6 @@ def test_the_backbone_is_what_its_fields_say(option: str) -> None:
 
 
 # properties ---------------------------------------------------------------------------------------
-# ------------------
 
 
 @every_option

@@ -45,7 +45,6 @@ POOLINGS = ("mean", "first", "last")
 
 
 # both ways ----------------------------------------------------------------------------------------
-# ------------------
 
 
 def both_ways(name: str) -> tuple[Bidirectional, Tensor]:
@@ -101,8 +100,7 @@ def test_what_reads_both_ways_cannot_go_on() -> None:
         model(tokens(1, 4), use_cache=True)
 
 
-# every classifier × every property
-# ----------------------------------------------------------------------------------
+# every classifier × every property ----------------------------------------------------------------
 
 
 def image_config(**fields: Any) -> FastWeightsVisionConfig:
@@ -246,7 +244,6 @@ def pooled_by_hand(x: Tensor, pooling: str) -> Tensor:
 
 
 # images -------------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_tokens_are_the_patches_row_by_row_and_the_class_token() -> None:
@@ -295,8 +292,7 @@ def test_inputs_that_do_not_fit() -> None:
         short(x)
 
 
-# as users meet them
-# -------------------------------------------------------------------------------------------------
+# as users meet them -------------------------------------------------------------------------------
 
 
 def test_auto_classes(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ def continuation(model: PreTrainedModel, text: str, new: int = 6) -> list[int]:
 
 
 # generate -----------------------------------------------------------------------------------------
-# -----------
 
 
 def test_stop_strings() -> None:
@@ -115,7 +114,6 @@ def test_a_pipeline_in_batches(batch_size: int) -> None:
 
 
 # PEFT ---------------------------------------------------------------------------------------------
-# -----
 
 
 @pytest.mark.sampled

@@ -53,7 +53,6 @@ each_form = pytest.mark.parametrize("layers", one_of_each(LAYERS, form_of))
 
 
 # configuration ------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_default_config_is_valid_and_small_ones_round_trip(tmp_path: Path) -> None:
@@ -106,7 +105,6 @@ def test_config_errors_say_what_to_do(fields: dict[str, Any], message: str) -> N
 
 
 # initialisation -----------------------------------------------------------------------------------
-# ------------------
 
 
 def test_weights_start_as_stated() -> None:
@@ -126,8 +124,7 @@ def test_weights_start_as_stated() -> None:
     assert step.max() < 1.1e-1
 
 
-# saving and loading
-# -------------------------------------------------------------------------------------------------
+# saving and loading -------------------------------------------------------------------------------
 
 
 @each_kind
@@ -253,7 +250,6 @@ def test_foreign_and_broken_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 # forward ------------------------------------------------------------------------------------------
-# ------------------
 
 
 @each_form
@@ -377,7 +373,6 @@ def test_a_cache_can_be_copied_repeated_selected_and_reset() -> None:
 
 
 # loss ---------------------------------------------------------------------------------------------
-# ------------------
 
 
 def plain_loss(
@@ -529,7 +524,6 @@ def test_aligned_labels_get_logits_of_their_own_alone(monkeypatch: pytest.Monkey
 
 
 # training -----------------------------------------------------------------------------------------
-# ------------------
 
 
 @each_form

@@ -15,7 +15,6 @@ from fastweights.budget import NoRoomError, Placing, count_by_part, find_acceler
 from fastweights.cli import build_parser
 from fastweights.cli.verbs.linearize import conversion
 from fastweights.cli.verbs.train import train_config
-from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.distill.plan import plan as plan_of_linearize
 from fastweights.linearize.distill.trained import Adapters
 from fastweights.recipes import (
@@ -131,8 +130,6 @@ def test_a_conversion_trains_what_linearize_says() -> None:
 
 def test_transfer_is_a_forward_pass_and_adaptation_two_more_of_some() -> None:
     """2 operations per weight forward, without logits; 4 with gradients of inputs alone."""
-    linear = linearize  # the model's own products are those of its projections
-    assert linear is not None
     transfer, adapt = plan_conversion(SMALL, SMALL.workload(WHOLE)).stages
     block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
     assert transfer.products == pytest.approx(2 * 3 * block, rel=0.25)

@@ -81,8 +81,7 @@ def find_preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-# MesaNet: every layer on one backbone (appendices D and F)
-# ----------------------------------------------------------
+# MesaNet: every layer on one backbone (appendices D and F) ----------------------------------------
 
 KEY = 128
 HAWK_WIDTH = {6: 906, 8: 1240, 12: 1920}
@@ -137,8 +136,7 @@ MESANET = {
     for end, mixers in _mesanet_layers(heads).items()
 }
 
-# MetaLA: language models (Tables 4, 5, A9), Long Range Arena (Table A4), images (Table 6)
-# ---------------------------
+# MetaLA: language models (Tables 4, 5, A9), Long Range Arena (Table A4), images (Table 6) ---------
 
 
 def _metala(layers: int, d: int, glu: int, *, tied: bool = True, **mixer: Any) -> Fields:
@@ -254,7 +252,6 @@ METALA_IMAGE = {
 }
 
 # DSF and Zoology ----------------------------------------------------------------------------------
-# ------------------
 
 _LIKE_GPT2: Fields = {"norm": "layer", "embedding_scale": 1.0, "initializer_range": 0.02}
 _NO_ROPE = {"rope": {"fraction": 0.0}}
@@ -331,8 +328,7 @@ PYTHIA = {
     "pythia-70m-normalized": Preset(_pythia({"name": "normalized", "heads": 8}), _J3, 70_426_624),
 }
 
-# hybrids by listing names
-# -------------------------------------------------------------------------------------------
+# hybrids by listing names -------------------------------------------------------------------------
 
 _GRIFFIN: Fields = {
     "hidden_act": "gelu_pytorch_tanh",

@@ -82,7 +82,6 @@ def convolved(x: Array, weight: Array) -> Array:
 
 
 # MetaLA (BICLab) ----------------------------------------------------------------------------------
-# ------------------
 
 
 def metala(ids: Array, w: Weights, c: Fields) -> Array:
@@ -113,8 +112,7 @@ def swiglu(x: Array, w: Weights, gate: str, up: str, down: str) -> Array:
     return linear(silu(linear(x, w, gate)) * linear(x, w, up), w, down)
 
 
-# flash-linear-attention
-# ---------------------------------------------------------------------------------------------
+# flash-linear-attention ---------------------------------------------------------------------------
 
 
 def fla(mixer: Attention) -> Callable[[Array, Weights, Fields], Array]:
@@ -281,7 +279,6 @@ def mesa_net(x: Array, w: Weights, c: Fields) -> Array:
 
 
 # the models ---------------------------------------------------------------------------------------
-# ------------------
 
 V, D, MLP = 61, 32, 40
 METALA = {
