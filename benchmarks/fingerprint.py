@@ -13,7 +13,6 @@ trained and linearized; a sweep; a claim. `compare` prints what differs, by how 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import subprocess
 import sys
@@ -75,33 +74,24 @@ def save(folder: Path) -> None:
     train(folder / "train")
     linearize(folder)
     sweep(folder)
-    command("reproduce", "dsf-lemma2", "--out", folder / "claim")
+    command("reproduce dsf-lemma2", "--out", folder / "claim")
 
 
 def mixer_numbers(name: str) -> Iterator[tuple[str, Tensor]]:
     """Outputs, states and gradients of one mixer, by every method, with and without masks."""
-    for label, method in METHODS.items():
-        yield from (
-            (f"{name}/{label}/{key}", value)
-            for key, value in run(name, method, keep=None, segments=None)
-        )
-    generator = torch.Generator().manual_seed(2)
-    keep = torch.rand(2, 37, generator=generator) > 0.2
+    keep = torch.rand(2, 37, generator=torch.Generator().manual_seed(2)) > 0.2
     segments = torch.arange(37).div(13, rounding_mode="floor").expand(2, -1)
-    yield from (
-        (f"{name}/keep/{key}", value) for key, value in run(name, Auto(), keep=keep, segments=None)
-    )
-    yield from (
-        (f"{name}/segments/{key}", value)
-        for key, value in run(name, Auto(), keep=None, segments=segments)
-    )
+    ways: dict[str, dict[str, Any]] = {name: {"method": way} for name, way in METHODS.items()}
+    ways |= {"keep": {"keep": keep}, "segments": {"segments": segments}}
+    for label, way in ways.items():
+        yield from ((f"{name}/{label}/{key}", value) for key, value in run(name, **way))
 
 
-def run(name: str, method: Any, **masks: Any) -> Iterator[tuple[str, Tensor]]:
+def run(name: str, **how: Any) -> Iterator[tuple[str, Tensor]]:
     torch.manual_seed(0)
     mixer = MIXERS[name](d=64)
     x = torch.randn(2, 37, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    y, state = mixer(x, None, **masks, method=method)
+    y, state = mixer(x, **how)
     yield "y", y
     yield from ((f"state{i}", t) for i, t in enumerate(leaves(state)))
     y.sin().sum().backward()
@@ -128,21 +118,8 @@ def leaves(state: Any) -> Iterator[Tensor]:
 
 
 def train(out: Path) -> None:
-    small = (
-        "--layers",
-        "2",
-        "--width",
-        "64",
-        "--length",
-        "64",
-        "--batch",
-        "4",
-        "--sample",
-        "0",
-        "--device",
-        "cpu",
-    )
-    command("train", "--mixers", "metala,softmax", "--steps", "50", *small, "--out", out)
+    small = "--layers 2 --width 64 --length 64 --batch 4 --sample 0 --device cpu"
+    command("train --mixers metala,softmax --steps 50", small, "--out", out)
 
 
 def linearize(folder: Path) -> None:
@@ -158,44 +135,26 @@ def linearize(folder: Path) -> None:
     tokenizer = folder / "train" / "model"
     for file in tokenizer.glob("tokenizer*"):
         (folder / "llama" / file.name).write_bytes(file.read_bytes())
-    steps = (
-        "--transfer-steps",
-        "10",
-        "--finetune-steps",
-        "10",
-        "--batch",
-        "4",
-        "--length",
-        "64",
-        "--window",
-        "8",
-    )
-    data = ("--data", "shakespeare", "--device", "cpu")
-    command("linearize", folder / "llama", *data, *steps, "--out", folder / "linearized")
+    steps = "--transfer-steps 10 --finetune-steps 10 --batch 4 --length 64 --window 8"
+    data = "--data shakespeare --device cpu"
+    command("linearize", folder / "llama", data, steps, "--out", folder / "linearized")
 
 
 def sweep(folder: Path) -> None:
     (folder / "plan.toml").write_text(PLAN)
-    command(
-        "sweep",
-        folder / "plan.toml",
-        "--workers",
-        "0",
-        "--device",
-        "cpu",
-        "--out",
-        folder / "sweep",
-    )
+    here = "--workers 0 --device cpu"
+    command("sweep", folder / "plan.toml", here, "--out", folder / "sweep")
 
 
-def command(*words: object) -> None:
+def command(*parts: str | Path) -> None:
     """Run a verb of the command with one thread, so that sums have one order."""
+    words = [w for part in parts for w in (part.split() if isinstance(part, str) else [str(part)])]
     program = (
         "import torch; torch.set_num_threads(1)\n"
         "import fastweights.cli, sys\n"
         "sys.exit(fastweights.cli.main())\n"
     )
-    subprocess.run([sys.executable, "-c", program, *map(str, words)], check=True)
+    subprocess.run([sys.executable, "-c", program, *words], check=True)
 
 
 def compare(before: Path, after: Path) -> int:
@@ -221,51 +180,37 @@ def tensor_differences(before: Path, after: Path) -> Iterator[str]:
                 yield f"{path} {name}: only in {before if name in old else after}"
             elif old[name].shape != new[name].shape:
                 yield f"{path} {name}: {list(old[name].shape)} became {list(new[name].shape)}"
-            elif digest(old[name]) != digest(new[name]):
+            elif not torch.equal(bits(old[name]), bits(new[name])):
                 gap = (old[name].to(torch.complex128) - new[name].to(torch.complex128)).abs().max()
                 size = old[name].to(torch.complex128).abs().max()
                 yield f"{path} {name}: differs by {float(gap):.2e}, of {float(size):.2e}"
 
 
-def digest(tensor: Tensor) -> str:
-    return hashlib.sha256(
-        tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    ).hexdigest()
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
-TIMES = {
-    "seconds",
-    "tokens_per_second",
-    "minutes",
-    "time",
-    "began",
-    "versions",
-    "machine",
-    "key",
-    "trial",
-    "commit",
-}
+TIMES = {"seconds", "tokens_per_second", "minutes", "time", "began"}
+TIMES |= {"versions", "machine", "key", "trial", "commit"}
+
+
+ROWS = (
+    *("train/metrics.jsonl", "linearized/evaluation.json"),
+    *("sweep/rows.json", "claim/trials.jsonl"),
+)
 
 
 def row_differences(before: Path, after: Path) -> Iterator[str]:
     """Curves, sweep rows, evaluations and verdicts, without times."""
-    pairs = [
-        ("train/metrics.jsonl",) * 2, ("linearized/evaluation.json",) * 2, ("sweep/rows.json",) * 2,
-        ("claim/trials.jsonl",) * 2,
-    ]  # fmt: skip
-    for old, new in pairs:
-        first, second = untimed(read(before / old)), untimed(read(after / new))
+    for path in ROWS:
+        first, second = (untimed(read(folder / path)) for folder in (before, after))
         if first != second:
-            yield f"{old}: {json.dumps(first)[:300]} became {json.dumps(second)[:300]}"
+            yield f"{path}: {json.dumps(first)[:300]} became {json.dumps(second)[:300]}"
 
 
 def read(path: Path) -> Any:
-    text = path.read_text()
-    return (
-        [json.loads(line) for line in text.splitlines()]
-        if path.suffix == ".jsonl"
-        else json.loads(text)
-    )
+    texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    return [json.loads(text) for text in texts]
 
 
 def untimed(value: Any) -> Any:
