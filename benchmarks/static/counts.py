@@ -150,5 +150,5 @@ def _bytes(pointers: Any, mask: Any) -> int:
 
 
 def _sectors(pointers: Any, mask: Any) -> list[int]:
-    places = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
-    return np.unique(places // SECTOR).tolist()
+    wanted = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
+    return np.unique(pointers.data[wanted] // SECTOR).tolist()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fastweights.budget import ACCELERATORS, Accelerator
+from fastweights.kernels.triton.chips import Chip
+
 REACHED_BANDWIDTH = 0.9
 REACHED_PRODUCTS = 0.8
 """Measured on an H200: a copy moves 4.3 of 4.8 TB/s, a large product makes 790 of 989 TFLOP/s."""
@@ -17,28 +20,28 @@ ISSUED_PER_CLOCK = 4
 
 class Gpu(NamedTuple):
     """Attributes:
-    capability: of the chip in `fastweights.kernels.triton.chips.CHIPS`
-    multiprocessors: how many
-    sheet_bandwidth: bytes/s of memory
-    sheet_products: FLOP/s of 16-bit products, summed in float32, without sparsity
+    sheet: what its data sheet says
     clock: Hz under load
     """
 
-    capability: int
-    multiprocessors: int
-    sheet_bandwidth: float
-    sheet_products: float
+    sheet: Accelerator
     clock: float
+
+    @property
+    def chip(self) -> Chip:
+        """What kernels are configured for."""
+        assert self.sheet.chip is not None
+        return self.sheet.chip
 
     @property
     def bandwidth(self) -> float:
         """Bytes/s."""
-        return REACHED_BANDWIDTH * self.sheet_bandwidth
+        return REACHED_BANDWIDTH * self.sheet.bandwidth
 
     @property
     def half_products(self) -> float:
         """FLOP/s."""
-        return REACHED_PRODUCTS * self.sheet_products
+        return REACHED_PRODUCTS * self.sheet.bf16
 
     @property
     def tf32_products(self) -> float:
@@ -48,18 +51,18 @@ class Gpu(NamedTuple):
     @property
     def special(self) -> float:
         """Results/s."""
-        return self.multiprocessors * SPECIAL_PER_CLOCK * self.clock
+        return self.chip.multiprocessors * SPECIAL_PER_CLOCK * self.clock
 
     @property
     def issue(self) -> float:
         """Instructions of warps/s."""
-        return self.multiprocessors * ISSUED_PER_CLOCK * self.clock
+        return self.chip.multiprocessors * ISSUED_PER_CLOCK * self.clock
 
 
 GPUS = {
-    "A100": Gpu(80, 108, 2.04e12, 312e12, 1.41e9),
-    "RTX 4090": Gpu(89, 128, 1.01e12, 165e12, 2.52e9),
-    "H200": Gpu(90, 132, 4.8e12, 989e12, 1.75e9),
-    "B200": Gpu(100, 148, 8.0e12, 2250e12, 1.85e9),
+    "A100": Gpu(ACCELERATORS["a100"], 1.41e9),
+    "RTX 4090": Gpu(ACCELERATORS["rtx4090"], 2.52e9),
+    "H200": Gpu(ACCELERATORS["h200"], 1.75e9),
+    "B200": Gpu(ACCELERATORS["b200"], 1.85e9),
 }
 """The A100 with 80 GB; an H100 is an H200 with 3.35 TB/s."""

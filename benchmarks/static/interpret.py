@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels import table
-from fastweights.kernels.triton.chips import CHIPS, Chip, pretend
+from fastweights.kernels.triton.chips import Chip, pretend
 from fastweights.kernels.triton.chunks import ChunkSizes
 from fastweights.kernels.triton.launch import launch_with
 from fastweights.lab.bench.cases import LayerCase
@@ -52,17 +52,17 @@ class _Small(NamedTuple):
     parts: int
 
     @classmethod
-    def of(cls, problem: Problem, capability: int, length: int) -> _Small:
-        sizes, whole, heads = problem.sizes, CHIPS[capability], _heads(problem)
+    def of(cls, problem: Problem, chip: Chip, length: int) -> _Small:
+        sizes, heads = problem.sizes, _heads(problem)
         parts = sizes.b * sizes.h // heads
         small = problem._replace(sizes=sizes._replace(b=1, t=length, h=heads))
-        few = max(1, round(whole.multiprocessors / parts))
-        return cls(small, whole._replace(multiprocessors=few), parts)
+        few = max(1, round(chip.multiprocessors / parts))
+        return cls(small, chip._replace(multiprocessors=few), parts)
 
 
-def work_of(problem: Problem, capability: int) -> Work:
+def work_of(problem: Problem, chip: Chip) -> Work:
     """Raises ValueError where no short problem launches what the whole does."""
-    smalls = _smalls(problem, capability)
+    smalls = _smalls(problem, chip)
     works = [_count(small) for small in smalls]
     if len(works) == 2:
         short, long = (small.problem.sizes.t for small in smalls)
@@ -75,9 +75,9 @@ def work_of(problem: Problem, capability: int) -> Work:
     return Work(*(list(_times(smalls[0].parts, launches)) for launches in works[0]))
 
 
-def configuration(problem: Problem, capability: int) -> tuple[_Note, ...]:
+def configuration(problem: Problem, chip: Chip) -> tuple[_Note, ...]:
     """All that decides how a problem's launches are interpreted: equal ones have equal work."""
-    smalls = _smalls(problem, capability)
+    smalls = _smalls(problem, chip)
     return tuple(note for s in smalls for note in _dry_run(s.problem, s.chip))
 
 
@@ -88,17 +88,17 @@ def _heads(problem: Problem) -> int:
     return CHANNELS if problem.case.channels else 1
 
 
-def _smalls(problem: Problem, capability: int) -> list[_Small]:
+def _smalls(problem: Problem, chip: Chip) -> list[_Small]:
     """The problem at two lengths, the shortest at which it launches what it does as a whole; at
     its own alone if that is short.
     """
-    wanted = [note.name for note in _dry_run(problem, CHIPS[capability])]
+    wanted = [note.name for note in _dry_run(problem, chip)]
     lengths = LAYER_LENGTHS if isinstance(problem.case, LayerCase) else LENGTHS
     for doubling in range(DOUBLINGS):
         pair = [length << doubling for length in lengths]
         if problem.sizes.t <= pair[-1]:
-            return [_Small.of(problem, capability, problem.sizes.t)]
-        smalls = [_Small.of(problem, capability, length) for length in pair]
+            return [_Small.of(problem, chip, problem.sizes.t)]
+        smalls = [_Small.of(problem, chip, length) for length in pair]
         if all([n.name for n in _dry_run(s.problem, s.chip)] == wanted for s in smalls):
             return smalls
     raise ValueError(f"{problem}: no short sequence launches {wanted}")

@@ -11,7 +11,6 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 
-from fastweights.kernels.triton.chips import CHIPS
 from fastweights.lab.bench.problems import Problem, Program, compile_for
 from static.gpus import GPUS
 from static.work import Work
@@ -41,7 +40,7 @@ def _pool(processes: int, *, interpret: bool) -> Iterator[Executor]:
 
 
 def _compile(problem: Problem) -> list[Program]:
-    return [compile_for(problem, CHIPS[gpu.capability]) for gpu in GPUS.values()]
+    return [compile_for(problem, gpu.chip) for gpu in GPUS.values()]
 
 
 def _count(problem: Problem) -> list[Work]:
@@ -50,8 +49,8 @@ def _count(problem: Problem) -> list[Work]:
     known: dict[tuple, Work] = {}
     found = []
     for gpu in GPUS.values():
-        key = configuration(problem, gpu.capability)
+        key = configuration(problem, gpu.chip)
         if key not in known:
-            known[key] = work_of(problem, gpu.capability)
+            known[key] = work_of(problem, gpu.chip)
         found.append(known[key])
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fastweights.kernels.triton.chips import CHIPS
 from fastweights.lab.bench.contenders import Phase
 from fastweights.lab.bench.offline import Launch
 from fastweights.lab.bench.problems import Problem, Program
@@ -128,7 +127,7 @@ def _launch_row(
     kernel, counts = launch.kernel, counted.counts
     programs = math.prod(launch.grid)
     # multiprocessors without a program add nothing to products, special functions and issue
-    busy = min(1.0, programs / CHIPS[gpu.capability].multiprocessors)
+    busy = min(1.0, programs / gpu.chip.multiprocessors)
     moved = counts.loaded + counts.stored
     memory = moved / gpu.bandwidth
     products = counts.half_products / gpu.half_products + counts.tf32_products / gpu.tf32_products
@@ -147,7 +146,7 @@ def _launch_row(
         spills=kernel.spill_stores,
         shared_memory=kernel.shared_memory,
         blocks=kernel.blocks,
-        waves=programs / (gpu.multiprocessors * max(1, kernel.blocks)),
+        waves=programs / (gpu.chip.multiprocessors * max(1, kernel.blocks)),
         instructions=kernel.instructions,
         mix=kernel.mix,
         moved=moved,
