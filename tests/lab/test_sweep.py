@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -41,6 +41,7 @@ from fastweights.lab.sweep import (
     read_plan,
     sweep,
 )
+from fastweights.lab.sweep.pool import Results
 from fastweights.lab.sweep.trainer import batches, updates_per_epoch
 from fastweights.lab.tasks import (
     MQAR,
@@ -433,9 +434,7 @@ class Watched(Pool):
     results_left: int
     asked: list[str]
 
-    def results(
-        self, runs: Sequence[SweepRun], logs: Path, device: str
-    ) -> Iterator[Row | RunFailure]:
+    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
         self.asked += [one.key for one in runs]
         for result in InProcess().results(runs, logs, device):
             yield result

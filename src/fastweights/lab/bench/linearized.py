@@ -29,11 +29,9 @@ __all__ = [
 def memory_ratio(rows: Iterable[GenerationRow], contender: str = "linear") -> float:
     """Divide the state bytes after the most tokens by those after the fewest; the largest of all
     batches."""
-    by_batch: dict[int, list[GenerationRow]] = {}
-    for row in rows:
-        if row.contender == contender:
-            by_batch.setdefault(row.batch, []).append(row)
-    return max(_most(found).state_bytes / _fewest(found).state_bytes for found in by_batch.values())
+    own = sorted((r for r in rows if r.contender == contender), key=lambda row: row.tokens)
+    sizes = [[row.state_bytes for row in own if row.batch == b] for b in {r.batch for r in own}]
+    return max(found[-1] / found[0] for found in sizes)
 
 
 def crossover(rows: Iterable[GenerationRow], batch: int) -> int | None:
@@ -47,14 +45,6 @@ def crossover(rows: Iterable[GenerationRow], batch: int) -> int | None:
             break
         found = count
     return found
-
-
-def _most(rows: list[GenerationRow]) -> GenerationRow:
-    return max(rows, key=lambda row: row.tokens)
-
-
-def _fewest(rows: list[GenerationRow]) -> GenerationRow:
-    return min(rows, key=lambda row: row.tokens)
 
 
 def plot_generation(rows: Sequence[GenerationRow]) -> Figure:

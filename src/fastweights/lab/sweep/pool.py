@@ -37,13 +37,14 @@ class RunFailure:
     trace: str
 
 
+Results = Iterator[Row | RunFailure]
+
+
 class Pool(ABC):
     """A place where runs are computed, such as this process or a cluster."""
 
     @abstractmethod
-    def results(
-        self, runs: Sequence[SweepRun], logs: Path, device: str
-    ) -> Iterator[Row | RunFailure]:
+    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
         """Compute all runs and yield their results in the order in which they end.
 
         Args:
@@ -57,9 +58,7 @@ class Pool(ABC):
 class InProcess(Pool):
     """A pool that computes one run after the other in this process."""
 
-    def results(
-        self, runs: Sequence[SweepRun], logs: Path, device: str
-    ) -> Iterator[Row | RunFailure]:
+    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
         threads = torch.get_num_threads()
         try:
             yield from (work(run, logs, device) for run in runs)
@@ -84,9 +83,7 @@ class Local(Pool):
         if self.workers is not None:
             POSITIVE_INTEGER.require(workers=self.workers)
 
-    def results(
-        self, runs: Sequence[SweepRun], logs: Path, device: str
-    ) -> Iterator[Row | RunFailure]:
+    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
         count = min(self.workers or os.cpu_count() or 1, max(1, len(runs)))
         context = multiprocessing.get_context("spawn")
         with _ending(ProcessPoolExecutor(count, context, initializer=_prepare)) as executor:
@@ -112,9 +109,7 @@ class Ray(Pool):
     def __post_init__(self) -> None:
         require_package("ray", "a sweep on a cluster", "or leave out --ray")
 
-    def results(
-        self, runs: Sequence[SweepRun], logs: Path, device: str
-    ) -> Iterator[Row | RunFailure]:
+    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
         ray = importlib.import_module("ray")
         ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
         try:

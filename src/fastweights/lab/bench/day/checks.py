@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from time import monotonic
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fastweights.kernels.triton.chips import CHIPS
 from fastweights.kernels.triton.launch import launch_with
-from fastweights.lab.bench.contenders import Inputs, Sizes, TensorFunction, dtype_name
+from fastweights.lab.bench.contenders import Inputs, TensorFunction, dtype_name
 from fastweights.lab.bench.day.jobs import RowGroup
 from fastweights.lab.bench.day.plan import FAMILIES, DayPlan, draw
 from fastweights.lab.bench.day.rows import MachineRow, RepeatRow, WarmRow
@@ -78,10 +79,9 @@ def _compiling(plan: DayPlan) -> Iterator[Callable[[Problem], int]]:
         yield count
 
 
-def check(name: str, sizes: Sizes, dtype: torch.dtype, plan: DayPlan) -> Iterator[CheckRow]:
+def check(problem: Problem, plan: DayPlan) -> Iterator[CheckRow]:
     """Yield the errors of all our kernels on a case."""
-    problem = plan.problem(name, sizes, dtype)
-    yield from check_kernels(problem.case, problem.sizes, dtype, plan.place)
+    yield from check_kernels(problem.case, problem.sizes, problem.dtype, plan.place)
 
 
 def repeat(problem: Problem, plan: DayPlan) -> Iterator[RepeatRow]:
@@ -121,9 +121,6 @@ def _results(run: TensorFunction, inputs: Inputs, upstream: Tensor) -> dict[str,
 
 def checked(family: str, plan: DayPlan) -> Iterator[RowGroup]:
     """Yield the checks of a family at the widths that are timed."""
-    shapes = {"plain": plan.plain, "segmented": plan.segmented}
-    for name in FAMILIES[family]:
-        for dtype in plan.dtypes:
-            for shape, sizes in shapes.items():
-                work = partial(check, name, sizes, dtype, plan)
-                yield RowGroup(f"check {name} {shape} {dtype_name(dtype)}", work)
+    for name, dtype, shape in product(FAMILIES[family], plan.dtypes, ("plain", "segmented")):
+        work = partial(check, plan.problem(name, getattr(plan, shape), dtype), plan)
+        yield RowGroup(f"check {name} {shape} {dtype_name(dtype)}", work)

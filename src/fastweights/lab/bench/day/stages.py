@@ -6,13 +6,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, product, starmap
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fastweights.lab.bench.contenders import Sizes
 from fastweights.lab.bench.day.checks import checked, describe, measure_ceilings, repeat, warm
 from fastweights.lab.bench.day.decisions import compare_variants, convert, time_token, train
 from fastweights.lab.bench.day.findings import Findings
@@ -52,7 +49,8 @@ Stage = Callable[[DayPlan, Findings], Iterator[Together]]
 def correct(plan: DayPlan, ledger: Findings) -> Iterator[Together]:
     """Compile everything, and check it."""
     yield _ceilings(plan)
-    shapes = [plan.problem(n, s, d) for n, s, d in _checked_shapes(plan)]
+    sizes = (plan.segmented, plan.plain)
+    shapes = starmap(plan.problem, product(chain(*FAMILIES.values()), sizes, plan.dtypes))
     yield Together(plan.processes, _warm_jobs([*shapes, *plan.timed()], plan))
     without = [name for family in ledger.without for name in FAMILIES.get(family, ())]
     tests = partial(run_tests, plan, ledger.passed_tests(), without)
@@ -185,14 +183,6 @@ def _alone(
     """A problem in a process of its own."""
     run = partial(work, problem, plan, **settings)
     return Job.alone(family_of(problem.name), f"{verb} {problem}", run)
-
-
-def _checked_shapes(plan: DayPlan) -> Iterator[tuple[str, Sizes, torch.dtype]]:
-    for names in FAMILIES.values():
-        for name in names:
-            for sizes in (plan.segmented, plan.plain):
-                for dtype in plan.dtypes:
-                    yield name, sizes, dtype
 
 
 def _warm_jobs(problems: Iterable[Problem], plan: DayPlan) -> tuple[Job, ...]:
