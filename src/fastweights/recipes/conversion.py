@@ -22,7 +22,7 @@ from fastweights.budget.ledger import MemoryLedger
 from fastweights.budget.memory import FLOAT, RESERVE
 from fastweights.kernels.triton.chips import Chip
 from fastweights.linearize.convert.attention import attend_all, branches
-from fastweights.linearize.convert.attention_layers import AttentionLayer, find_attention_layers
+from fastweights.linearize.convert.attention_layers import find_attention_layers
 from fastweights.linearize.convert.conversion import linearize
 from fastweights.linearize.convert.rules import branch_of
 from fastweights.linearize.distill.adapt import projections
@@ -294,22 +294,11 @@ def _attention_operations(name: str, recipe: ConversionRecipe, length: int) -> i
     model = _softmax_model(recipe.shape.value, 1, recipe.dtype)
     with torch.device("meta"):
         attention = find_attention_layers(model)[0]
-        q, k, v = _streams(attention)
+        q, k, v = attention.zeros(1)
         branch = branch_of(recipe.settings.analog, attention)
         linear = PASSES * branch.record(q, k, v).chunk_operations(length, CHUNK)
         softmax = Softmax(q, k, v).chunk_operations(length, CHUNK)
     return linear + (softmax if name == "transfer" else 0)
-
-
-def _streams(attention: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
-    """One token's q, k and v."""
-    widths = (
-        (attention.heads, attention.head_dim),
-        (attention.kv_heads, attention.head_dim),
-        (attention.kv_heads, attention.value_dim),
-    )
-    q, k, v = (torch.zeros(1, 1, heads, width) for heads, width in widths)
-    return q, k, v
 
 
 def _softmax_model(fields: dict[str, Any], layers: int, dtype: str) -> LlamaForCausalLM:

@@ -76,15 +76,7 @@ def _layout(
 ) -> PageLayout:
     with torch.device("meta"):
         branch = branch_of(config, attention)
-        q, k, v = (
-            torch.zeros(1, 1, heads, width, dtype=dtype)
-            for heads, width in (
-                (attention.heads, attention.head_dim),
-                (attention.kv_heads, attention.head_dim),
-                (attention.kv_heads, attention.value_dim),
-            )
-        )
-        return PageLayout.of(branch.kept_before(q, k, v))
+        return PageLayout.of(branch.kept_before(*attention.zeros(1, dtype)))
 
 
 def require_served(attention: AttentionLayer) -> AttentionLayer:

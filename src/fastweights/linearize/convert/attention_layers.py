@@ -95,6 +95,12 @@ class AttentionLayer:
         """Whether its part of the cache holds more, or less, than its own keys and values."""
         return self.cached not in REPLACEABLE
 
+    def zeros(self, tokens: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[1 t h ·]`` of so many tokens, all of them 0."""
+        q = torch.zeros(1, tokens, self.heads, self.head_dim, dtype=dtype)
+        v = torch.zeros(1, tokens, self.kv_heads, self.value_dim, dtype=dtype)
+        return q, q.new_zeros(1, tokens, self.kv_heads, self.head_dim), v
+
     @property
     def refusal_reason(self) -> str | None:
         """Why this layer cannot be converted; None if it can."""

@@ -222,16 +222,8 @@ def _cache_bytes(
     """What the cache holds after as many tokens as the window and the sinks have."""
     branch, memory = branch_of(analog, attention), StateLayer()
     tokens = max(1, *analog.windows_of(attention)) + analog.sinks
-    q, k, v = (
-        torch.zeros(1, tokens, heads, width, dtype=dtype)
-        for heads, width in (
-            (attention.heads, attention.head_dim),
-            (attention.kv_heads, attention.head_dim),
-            (attention.kv_heads, attention.value_dim),
-        )
-    )
     with torch.no_grad():
-        branch(q, k, v, None, None, memory)
+        branch(*attention.zeros(tokens, dtype), None, None, memory)
     return memory.nbytes
 
 
