@@ -13,6 +13,7 @@ from test_native import RULES, record, results
 from torch import Tensor
 from torch.nn import functional as F
 
+from cases import spread
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
 from fastweights.kernels.native import decay_delta, library, operators
@@ -36,17 +37,13 @@ def mixed(recurrence: Recurrence, wide: tuple[str, ...]) -> Recurrence:
     return replace(recurrence, **{n: s.to(WIDE if n in wide else NARROW) for n, s in streams})
 
 
-def doubled(recurrence: Recurrence) -> Recurrence:
-    return replace(recurrence, **{n: s.double() for n, s in recurrence.streams.items()})
-
-
 def assert_agrees(recurrence: Recurrence, wide: tuple[str, ...] = ("log_decay",)) -> None:
     """`recurrence` in bfloat16, by the compiled kernels, as in float64 on the rounded numbers."""
     given = mixed(recurrence, wide)
     state = torch.randn(given.state_shapes[0])
     kernel = kernels.select(given).name
     assert "compiled" in kernel
-    wanted = results(doubled(given), state.double(), method=Recurrent())
+    wanted = results(given.map_streams(Tensor.double), state.double(), method=Recurrent())
     with kernels.only(kernel):
         got = results(given, state)
     leaves = [given.q.new_empty(0, dtype=given.output), state, *given.streams.values(), state]
@@ -84,8 +81,7 @@ def test_every_stream_may_be_of_either_dtype(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["decay", "delta"])
 def test_narrow_streams_of_any_strides(rule: str) -> None:
     given = record(rule, "vector", "gentle", b=2, t=40, h=2, k=16, v=24)
-    streams = given.streams.items()
-    assert_agrees(replace(given, **{n: s.repeat_interleave(2, -1)[..., ::2] for n, s in streams}))
+    assert_agrees(given.map_streams(spread))
     assert_agrees(replace(given, q=given.q[:1], v=given.v[:, :, :1]))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
-from cases import CASES, Case, Shape, cast, each
+from cases import CASES, Case, Shape, cast, each, spread, turned
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
 from fastweights.kernels.native import build, decay_delta, library, memory, operators, windowed
@@ -107,9 +107,7 @@ def halved(x: Tensor) -> Tensor:
 
 def single(recurrence: Recurrence) -> Recurrence:
     """In float32 or complex64, strides kept."""
-    return replace(
-        recurrence, **{name: halved(stream) for name, stream in recurrence.streams.items()}
-    )
+    return recurrence.map_streams(halved)
 
 
 def assert_agrees(recurrence: Recurrence, kernel: str | None = None) -> None:
@@ -308,17 +306,8 @@ def test_streams_broadcast(rule: str, k: int, v: int, axis: int) -> None:
 )
 def test_any_strides(rule: str, v: int) -> None:
     given = record(rule, "vector", "mixed", b=2, t=35, h=3, k=5, v=v)
-    assert_agrees(
-        replace(
-            given,
-            **{n: s.transpose(1, 3).contiguous().transpose(1, 3) for n, s in given.streams.items()},
-        )
-    )
-    assert_agrees(
-        replace(
-            given, **{n: s.repeat_interleave(2, -1)[..., ::2] for n, s in given.streams.items()}
-        )
-    )
+    assert_agrees(given.map_streams(turned))
+    assert_agrees(given.map_streams(spread))
 
 
 @compiled
@@ -639,10 +628,10 @@ def assert_steps(
     """`windowed.c` on streams and caches in `dtype`, against the definition on the same numbers in
     float64.
     """
-    narrow = replace(recurrence, **{n: s.to(dtype) for n, s in recurrence.streams.items()})
+    narrow = recurrence.map_streams(lambda s: s.to(dtype))
     *ring, memory, age = state
     before = (*(s.to(dtype) for s in ring), memory.float(), age)
-    exact = replace(narrow, **{n: s.double() for n, s in narrow.streams.items()})
+    exact = narrow.map_streams(Tensor.double)
     wanted, after = evaluate(
         exact, tuple(s.double() if s.is_floating_point() else s for s in before), Recurrent()
     )
@@ -666,18 +655,10 @@ def test_one_token_of_a_window(case: Case, state: str) -> None:
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
 def test_one_token_of_any_strides_and_dtype(case: Case) -> None:
     recurrence, state = token(case, 2, 20, 9)
-    streams = recurrence.streams.items()
-    turned = {n: s.transpose(1, 3).contiguous().transpose(1, 3) for n, s in streams}
-    assert_steps(replace(recurrence, **turned), state)
-    assert_steps(
-        replace(recurrence, **{n: s.repeat_interleave(2, -1)[..., ::2] for n, s in streams}), state
-    )
-    assert_steps(
-        replace(
-            recurrence, q=recurrence.q[:1], v=recurrence.v[:, :, :1], mix=recurrence.mix[:1, :, :1]
-        ),
-        state,
-    )
+    assert_steps(recurrence.map_streams(turned), state)
+    assert_steps(recurrence.map_streams(spread), state)
+    shared = {"q": recurrence.q[:1], "v": recurrence.v[:, :, :1], "mix": recurrence.mix[:1, :, :1]}
+    assert_steps(replace(recurrence, **shared), state)
     assert_steps(recurrence, state, torch.bfloat16)
 
 

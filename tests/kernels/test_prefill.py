@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from cases import CASES, Case, Shape
+from cases import CASES, Case, Shape, spread, turned
 from extension import compiled, every_lesser_isa
 from fastweights import kernels
 from fastweights.features import Elu, Exponential, Hedgehog, Landmarks, Relu
@@ -145,15 +145,12 @@ def test_a_long_text_slides_through_the_strip() -> None:
 def test_any_strides_and_dtype(case: Case) -> None:
     shape = Shape(b=2, t=37, h=2, k=20, v=9)
     record, state = narrow(case, shape), start(case, shape)
-    streams = record.streams.items()
-    turned = {n: s.transpose(1, 3).contiguous().transpose(1, 3) for n, s in streams}
-    assert_defined(replace(record, **turned), state)
-    spread = {n: s.repeat_interleave(2, -1)[..., ::2] for n, s in streams}
-    assert_defined(replace(record, **spread), state)
+    assert_defined(record.map_streams(turned), state)
+    assert_defined(record.map_streams(spread), state)
     single = {"q": record.q[:1], "v": record.v[:, :, :1], "mix": record.mix[:1, :1, :1]}
     assert_defined(replace(record, **single), state)
     assert_defined(narrow(case, shape, torch.bfloat16), start(case, shape, torch.bfloat16))
-    mixed = {n: s.bfloat16() if n in ("q", "k", "mix") else s for n, s in streams}
+    mixed = {name: getattr(record, name).bfloat16() for name in ("q", "k", "mix")}
     assert_defined(replace(record, **mixed), None)
 
 

@@ -76,9 +76,7 @@ def results(of: Recurrence, state: tuple[Tensor, ...], **how: object) -> list[Te
 
 
 def single(of: Mesa) -> Mesa:
-    return replace(
-        of, solver=ConjugateGradient(60), **{n: s.float() for n, s in of.streams.items()}
-    )
+    return replace(of.map_streams(Tensor.float), solver=ConjugateGradient(60))
 
 
 def assert_native_agrees(of: Mesa) -> None:

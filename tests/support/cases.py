@@ -327,6 +327,16 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
+def turned(stream: Tensor) -> Tensor:
+    """The same numbers with heads before time in memory."""
+    return stream.transpose(1, 3).contiguous().transpose(1, 3)
+
+
+def spread(stream: Tensor) -> Tensor:
+    """The same numbers, each beside another."""
+    return stream.repeat_interleave(2, -1)[..., ::2]
+
+
 def parts(state: State) -> tuple[Tensor, ...]:
     return state if isinstance(state, tuple) else (state,)
 
