@@ -93,12 +93,14 @@ def results(recurrence: Recurrence, state: Tensor, **how: object) -> list[Tensor
     leaves = {name: stream.detach().requires_grad_() for name, stream in recurrence.streams.items()}
     state = state.detach().requires_grad_()
     o, last = evaluate(replace(recurrence, **leaves), state, **how)
-    weights = torch.Generator().manual_seed(1)
-    exact = torch.promote_types(o.dtype, torch.float64)
-    loss = sum(
-        (x * torch.randn(x.shape, generator=weights, dtype=exact)).sum().real for x in (o, last)
-    )
-    return [o, last, *torch.autograd.grad(loss, [*leaves.values(), state])]
+    return [o, last, *torch.autograd.grad(weighed(o, last), [*leaves.values(), state])]
+
+
+def weighed(o: Tensor, last: Tensor) -> Tensor:
+    """A fixed random functional of the output and the final state."""
+    weights, exact = torch.Generator().manual_seed(1), torch.promote_types(o.dtype, torch.float64)
+    drawn = (torch.randn(x.shape, generator=weights, dtype=exact) for x in (o, last))
+    return sum((x * w).sum().real for x, w in zip((o, last), drawn, strict=True))
 
 
 def halved(x: Tensor) -> Tensor:
@@ -271,12 +273,7 @@ def test_only_wanted_gradients_are_found(rule: str, number: str, k: int) -> None
     wanted = results(given, halved(given.initial_state()))[2:]
     for (name, stream), gradient in zip(given.streams.items(), wanted, strict=False):
         leaf = stream.detach().requires_grad_()
-        o, last = evaluate(replace(given, **{name: leaf}))
-        weights = torch.Generator().manual_seed(1)
-        exact = torch.promote_types(o.dtype, torch.float64)
-        loss = sum(
-            (x * torch.randn(x.shape, generator=weights, dtype=exact)).sum().real for x in (o, last)
-        )
+        loss = weighed(*evaluate(replace(given, **{name: leaf})))
         assert torch.equal(torch.autograd.grad(loss, leaf)[0], gradient), name
 
 
