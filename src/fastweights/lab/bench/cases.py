@@ -348,6 +348,11 @@ _UNIT: dict[str, Draw] = {"q": _queries, "k": _unit_keys, "v": _values, "beta": 
 _MESA: dict[str, Draw] = {**_UNIT, "q": _unit_keys, "log_decay": _scalar_decay, "ridge": _ridge}
 
 
+def find_case(name: str) -> RecurrenceCase | LayerCase:
+    """Return the case of `CASES` with this name."""
+    return next(case for case in CASES if case.name == name)
+
+
 def mesa_case(solver: ConjugateGradient) -> RecurrenceCase:
     """Return the case of the Mesa rule on random streams, solved by `solver`."""
     return RecurrenceCase(

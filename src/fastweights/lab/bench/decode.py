@@ -231,7 +231,8 @@ def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
     wanted = plan.names()
     for case in CASES:
         if isinstance(case, RecurrenceCase) and case.name in wanted:
-            for sizes in _sizes(case, quick=plan.quick):
+            sizes_of = (QUICK_SIZES, QUICK_CHANNELS) if plan.quick else (SIZES, CHANNELS)
+            for sizes in case.sizes(*sizes_of):
                 _measure_step(report, plan, case, sizes, device)
     for name in (name for name in MIXERS if name in wanted):
         for batch in BATCHES[:1] if plan.quick else BATCHES:
@@ -245,10 +246,6 @@ def run_decode(report: Report, plan: DecodePlan, device: torch.device) -> None:
         group = f"flatness {name} {plan.tokens}"
         if plan.tokens and name in wanted and not report.has(group):
             report.add(group, [flatness(name, plan, device)])
-
-
-def _sizes(case: RecurrenceCase, *, quick: bool) -> Sequence[Sizes]:
-    return case.sizes(QUICK_SIZES, QUICK_CHANNELS) if quick else case.sizes(SIZES, CHANNELS)
 
 
 def _measure_step(

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from fastweights.lab.bench.cases import CASES
-from fastweights.lab.bench.contenders import Case, Inputs, Phase, Sizes, TensorFunction, bind
+from fastweights.lab.bench.cases import find_case
+from fastweights.lab.bench.contenders import Inputs, Phase, Sizes, TensorFunction, bind
 
 _FORKS = multiprocessing.get_context("forkserver")
 WARM_TOKENS = 64
@@ -37,10 +37,10 @@ class MemoryTask:
     threads: int
 
     def inputs(self, device: torch.device) -> Inputs:
-        return _case(self.case).inputs(self.sizes, self.dtype, device)
+        return find_case(self.case).inputs(self.sizes, self.dtype, device)
 
     def run(self, inputs: Inputs) -> TensorFunction:
-        found = {c.name: c for c in _case(self.case).implementations(inputs)}
+        found = {c.name: c for c in find_case(self.case).implementations(inputs)}
         return found[self.contender].load()
 
 
@@ -73,10 +73,6 @@ def peak_growth(prepare: Callable[[], Callable[[], object]], seconds: float = 36
         process.kill()
         process.join()
         receiver.close()
-
-
-def _case(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
 
 
 def _ready(task: MemoryTask) -> Callable[[], object]:

@@ -80,12 +80,8 @@ class OpsPlan:
 
     def sizes(self, case: Case) -> Sequence[Sizes]:
         """Return the sizes to measure a case at."""
-        return self._all_sizes(case)[: 1 if self.first else None]
-
-    def _all_sizes(self, case: Case) -> Sequence[Sizes]:
-        if self.quick:
-            return case.sizes(QUICK_MATRIX_SIZES, QUICK_CHANNEL_SIZES)
-        return case.sizes(MATRIX_SIZES, CHANNEL_SIZES)
+        quick, whole = (QUICK_MATRIX_SIZES, QUICK_CHANNEL_SIZES), (MATRIX_SIZES, CHANNEL_SIZES)
+        return case.sizes(*(quick if self.quick else whole))[: 1 if self.first else None]
 
 
 @dataclass(frozen=True, kw_only=True)

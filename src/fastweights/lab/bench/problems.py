@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from fastweights.kernels.triton.chips import Chip
-from fastweights.lab.bench.cases import CASES
+from fastweights.lab.bench.cases import find_case
 from fastweights.lab.bench.contenders import Case, Inputs, Sizes, dtype_name
 from fastweights.lab.bench.offline import Compiled, Launch, Log, offline
 
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
 
     @property
     def case(self) -> Case:
-        return next(case for case in CASES if case.name == self.name)
+        return find_case(self.name)
 
     def shapes(self) -> Inputs:
         """Its inputs on the meta device: without numbers."""
