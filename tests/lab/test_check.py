@@ -53,61 +53,32 @@ def test_theirs_is_sound():
     assert "scaled_dot_product" in refused.reason
 
 
-def see_future(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = read.logits + read.logits.mean(1, keepdim=True)
-    return read
+def mistaken(change: Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]) -> Forward:
+    """A forward whose logits are changed, by what it is given too."""
+
+    def broken(forward: Forward, **given: Any) -> Any:
+        read = forward(**given)
+        read.logits = change(read.logits, given)
+        return read
+
+    return broken
 
 
-def mix_rows(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = read.logits + read.logits[:1] * (len(read.logits) > 1)
-    return read
+def unaware_of(*names: str) -> Forward:
+    """A forward that takes no notice of these arguments."""
+    return lambda forward, **given: forward(**{n: v for n, v in given.items() if n not in names})
 
 
 def forget_cache(forward: Forward, **given: Any) -> Any:
     return forward(**given | cache_argument(None))
 
 
-def learn_nothing_behind_a_cache(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    if cache_argument(None).keys() & given.keys():
-        read.logits = read.logits.detach()
-    return read
-
-
-def ignore_mask(forward: Forward, **given: Any) -> Any:
-    told = {"attention_mask", "position_ids"}
-    return forward(**{n: v for n, v in given.items() if n not in told})
-
-
-def ignore_positions(forward: Forward, **given: Any) -> Any:
-    return forward(**{n: v for n, v in given.items() if n != "position_ids"})
-
-
-def ignore_documents(forward: Forward, **given: Any) -> Any:
-    told = {"position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"}
-    return forward(**{n: v for n, v in given.items() if n not in told})
-
-
-def learn_padding(forward: Forward, **given: Any) -> Any:
-    read, mask = forward(**given), given.get("attention_mask")
-    if mask is not None:
-        beside = read.logits.sum() * (mask == 0).sum()
-        read.logits = read.logits + beside - beside.detach()
-    return read
-
-
-def draw(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = read.logits + torch.rand(())
-    return read
-
-
-def draw_gradients(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = read.logits + torch.rand(()) * (read.logits - read.logits.detach())
-    return read
+def learn_padding(logits: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    mask = given.get("attention_mask")
+    if mask is None:
+        return logits
+    beside = logits.sum() * (mask == 0).sum()
+    return logits + beside - beside.detach()
 
 
 class Squared(torch.autograd.Function):
@@ -122,58 +93,42 @@ class Squared(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * gradients[0]
 
 
-def forget_curvature(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = Squared.apply(read.logits)
-    return read
+see_future = mistaken(lambda logits, _: logits + logits.mean(1, keepdim=True))
+mix_rows = mistaken(lambda logits, _: logits + logits[:1] * (len(logits) > 1))
+detach_behind_a_cache = mistaken(
+    lambda logits, given: logits.detach() if cache_argument(None).keys() & given else logits
+)
+draw = mistaken(lambda logits, _: logits + torch.rand(()))
+draw_gradients = mistaken(lambda logits, _: logits + torch.rand(()) * (logits - logits.detach()))
+shift_once_more = mistaken(
+    lambda logits, given: logits if "use_cache" in given else logits.roll(1, 1)
+)
+"""As a Trainer that does not know the class does: it compares each token with itself."""
+overflow = mistaken(lambda logits, _: logits / (logits.shape[1] < 2))
+prefer_short = mistaken(lambda logits, given: logits * (2.0 if given.get("use_cache") else 1.0))
+"""With a cache the search sees other scores."""
 
 
-def shift_once_more(forward: Forward, **given: Any) -> Any:
-    """As a Trainer that does not know the class does: it compares each token with itself."""
-    read = forward(**given)
-    if "use_cache" not in given:
-        read.logits = read.logits.roll(1, 1)
-    return read
-
-
-def overflow(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = read.logits / (read.logits.shape[1] < 2)
-    return read
-
-
-def scale_what_is_new(forward: Forward, **given: Any) -> Any:
-    read = forward(**given)
-    read.logits = 2 * read.logits
-    return read
-
-
-def prefer_short(forward: Forward, **given: Any) -> Any:
-    """With a cache the search sees other scores."""
-    read = forward(**given)
-    read.logits = read.logits * (2.0 if given.get("use_cache") else 1.0)
-    return read
-
-
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 BROKEN = {
     "causal": (see_future, "2 tokens, at token 1"),
     "batch": (mix_rows, "1 tokens"),
     "cached tokens": (forget_cache, "2 tokens, at token 1"),
     "cut anywhere": (forget_cache, "2 tokens, at token 1"),
     "chunked prefill": (forget_cache, "6 tokens, at token 2"),
-    "left padding": (ignore_mask, "1 and 2 tokens"),
+    "left padding": (unaware_of("attention_mask", "position_ids"), "1 and 2 tokens"),
     "right padding": (mix_rows, "1 and 2 tokens"),
-    "padded gradients": (learn_padding, "1 and 2 tokens"),
-    "gradients in pieces": (learn_nothing_behind_a_cache, "3 tokens, at token 2"),
-    "packed by positions": (ignore_positions, "1 and 2 tokens"),
-    "packed by lengths": (ignore_documents, "1 and 2 tokens"),
+    "padded gradients": (mistaken(learn_padding), "1 and 2 tokens"),
+    "gradients in pieces": (detach_behind_a_cache, "3 tokens, at token 2"),
+    "packed by positions": (unaware_of("position_ids"), "1 and 2 tokens"),
+    "packed by lengths": (unaware_of("position_ids", "seq_idx", *ENDS), "1 and 2 tokens"),
     "generated with cache": (prefer_short, "1 tokens"),
     "generated from padded": (mix_rows, "1 and 2 tokens"),
     "beams": (prefer_short, "2 tokens"),
-    "saved and loaded": (scale_what_is_new, "9 tokens"),
+    "saved and loaded": (mistaken(lambda logits, _: 2 * logits), "9 tokens"),
     "repeated": (draw, "1 tokens"),
     "repeated gradients": (draw_gradients, "2 tokens"),
-    "second derivatives": (forget_curvature, "2 tokens"),
+    "second derivatives": (mistaken(lambda logits, _: Squared.apply(logits)), "2 tokens"),
     "batch invariant": (draw, "3 and 2 tokens"),
     "label smoothing": (shift_once_more, "2 tokens"),
     "finite": (overflow, "2 tokens"),
