@@ -29,6 +29,7 @@ from fastweights.recurrence import (
     LongConvolution,
     Mesa,
     Normalized,
+    Preconditioned,
     Recurrence,
     Selective,
     Signed,
@@ -36,7 +37,7 @@ from fastweights.recurrence import (
     Softmax,
     WindowedLinear,
 )
-from oracles import kalman, loglinear, rules, slots, ttt
+from oracles import deltas, kalman, loglinear, rules, slots, ttt
 
 Streams = dict[str, Tensor]
 State = Tensor | tuple[Tensor, ...]
@@ -183,6 +184,10 @@ def cache(
 ) -> tuple[Tensor, Tensor, Tensor]:
     k, v = (normal(s.b, heads or s.groups, length, width, generator=g) for width in (s.k, s.v))
     return k, v, torch.arange(length, 0, -1).expand(s.b, -1).clone()
+
+
+def curvature_and_matrix(s: Shape, g: Generator) -> tuple[Tensor, Tensor]:
+    return normal(s.b, s.h, 1, s.k, generator=g).square(), matrix(s, g)
 
 
 def decaying_cache(length: int, s: Shape, g: Generator) -> tuple[Tensor, ...]:
@@ -505,6 +510,20 @@ CASES = [
         gram_and_matrix,
         symmetric,
     ),
+    *variants(
+        partial(Preconditioned, log_decay=None, spread=1.7),
+        partial(deltas.preconditioned, spread=1.7),
+        {
+            **QKV,
+            "k": unit_keys,
+            "beta": gate,
+            "rate": gate,
+            "log_fade": log_scalar,
+            "center": scalar,
+        },
+        {"preconditioned-scalar": SCALAR, "preconditioned-vector": VECTOR},
+        curvature_and_matrix,
+    ),
     Case("signed-decay", signed(Decay), signed_oracle(rules.decay), {**QKV, **VECTOR}),
     Case("signed-delta", signed(Delta), signed_oracle(rules.delta), {**ERASING, **SCALAR}),
     Case("signed-dplr", signed(dplr_before), signed_oracle(before_oracle), {**APART, **SCALAR}),
@@ -684,6 +703,7 @@ MAPPED = [case for case in CASES if not case.name.startswith("ttt")]
 WITHOUT_EFFECT = (
     *("softmax", "softmax-grouped", "softmax-decay", "softmax-sinks"),
     *("loglinear-decay", "loglinear-decay-none", "loglinear-delta", "ttt"),
+    *("preconditioned-scalar", "preconditioned-vector"),
 )
 """The rules whose state grows, or to which a token does what depends on those before it."""
 DECAYING = [case for case in CASES if "log_decay" in case.draws]

@@ -128,26 +128,27 @@ def preconditioned(
     k: Array,
     v: Array,
     beta: Array,
-    alpha: Array,
     rate: Array,
-    fade: Array,
+    log_fade: Array,
     center: Array,
-    spread: float,
+    log_decay: Array | None = None,
+    spread: float = 1.5,
     state: tuple[Array, Array] | None = None,
 ) -> tuple[Array, tuple[Array, Array]]:
     """2604.21100: A = γ A + ρ k², M = X^(-s), s = r / (1 + |r|), r = ln(A + 10⁻⁶) - c;
     S = Diag(α) S + β (k ⊙ M) (v - kᵀ Diag(α) S)ᵀ.
     """
-    n, t, heads, keys = k.shape
-    A = np.zeros((n, heads, keys)) if state is None else state[0][:, :, 0].copy()
-    S = np.zeros((n, heads, keys, v.shape[3])) if state is None else state[1].copy()
+    given = q, k, v, rules.decay_of(log_decay, q.shape[3]), beta, rate, np.exp(log_fade), center
+    (n, t, heads), (q, k, v, alpha, beta, rate, fade, center) = rules.spread(*given)
+    A = np.zeros((n, heads, k.shape[3])) if state is None else state[0][:, :, 0].copy()
+    S = np.zeros((n, heads, k.shape[3], v.shape[3])) if state is None else state[1].copy()
     o = np.zeros((n, t, heads, v.shape[3]))
     for b, i, h in np.ndindex(n, t, heads):
         at = (b, i, h)
         A[b, h] = fade[at] * A[b, h] + rate[at] * k[at] ** 2
-        r = np.log(A[b, h] + 1e-6) - center[h]
+        r = np.log(A[b, h] + 1e-6) - center[at]
         M = spread ** (-r / (1 + abs(r)))
-        decayed = np.broadcast_to(alpha[at], (keys,))[:, None] * S[b, h]
+        decayed = alpha[at][:, None] * S[b, h]
         S[b, h] = decayed + beta[at] * np.outer(k[at] * M, v[at] - k[at] @ decayed)
         o[at] = q[at] @ S[b, h]
     return o, (A[:, :, None], S)
@@ -187,9 +188,10 @@ def _preconditioned_layer(
 ) -> Array:
     q, k = (unit(split(short(x, p, name), heads), floor) for name in "qk")
     beta = (2 if negative else 1) * sigmoid(linear(x, p, "W_beta"))
-    rate, fade = sigmoid(linear(x, p, "W_rho")), decay(linear(x, p, "W_gamma"), p, "fade")[..., 0]
+    rate, fade = sigmoid(linear(x, p, "W_rho")), decay(linear(x, p, "W_gamma"), p, "fade")
     v, scale = split(short(x, p, "v"), heads), 1 / np.sqrt(q.shape[3])
-    return preconditioned(q * scale, k, v, beta, alpha, rate, fade, p["center"], spread)[0]
+    writes = beta[..., None], rate[..., None], np.log(fade), p["center"][None, None, :, None]
+    return preconditioned(q * scale, k, v, *writes, np.log(alpha), spread)[0]
 
 
 def mom(
