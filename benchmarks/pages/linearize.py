@@ -9,7 +9,8 @@ from statistics import mean, median
 from textwrap import shorten
 from typing import Any
 
-from fastweights.lab.bench.linearized import GenerationRow, plot_generation
+from fastweights.lab.bench.linearized import plot_generation
+from fastweights.linearize.evaluate.generation import GenerationRow
 from fastweights.render.markdown import table
 from fastweights.render.plots import PALETTE, canvas, label, legend_beside, logarithmic, png
 from pages.page import Page, Row, origin, results, rows_of

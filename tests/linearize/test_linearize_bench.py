@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from families import LAYERS, logits, padded, student, teacher
-from fastweights.lab.bench.linearized import (
-    GenerationRow,
-    bench_generation,
-    crossover,
-    memory_ratio,
-    plot_generation,
-)
+from fastweights.lab.bench.linearized import crossover, memory_ratio, plot_generation
 from fastweights.linearize import (
     CannotLinearize,
     LinearAttentionConfig,
@@ -23,6 +17,7 @@ from fastweights.linearize import (
     from_lolcats,
     linearize,
 )
+from fastweights.linearize.evaluate.generation import GenerationRow, bench_generation
 from fastweights.render.plots import png
 
 

@@ -18,13 +18,7 @@ from fastweights.cli.load import load_config, load_model, rounded_bits
 from fastweights.cli.progress import STOPPING, reporter
 from fastweights.cli.recipes import recipe_of, with_training_options
 from fastweights.cli.verbs.generate import Request, write_continuation
-from fastweights.lab.bench.linearized import (
-    GenerationRow,
-    bench_generation,
-    crossover,
-    memory_ratio,
-    plot_generation,
-)
+from fastweights.lab.bench.linearized import crossover, memory_ratio, plot_generation
 from fastweights.lab.bench.report import open_report
 from fastweights.linearize.convert.attention_layers import PREFIX
 from fastweights.linearize.convert.config import LinearAttentionConfig
@@ -36,7 +30,7 @@ from fastweights.linearize.distill.pipeline import Conversion, run_conversion
 from fastweights.linearize.distill.plan import ConversionPlan, StagePlan, plan
 from fastweights.linearize.distill.recipes import RECIPE_NOTES, RECIPES
 from fastweights.linearize.evaluate.criteria import CRITERIA, Criterion
-from fastweights.linearize.evaluate.generation import TOP_K
+from fastweights.linearize.evaluate.generation import TOP_K, GenerationRow, bench_generation
 from fastweights.linearize.evaluate.ranking import read_ranking
 from fastweights.render.units import layers_by_reason, layers_in_words
 from fastweights.training.data.documents import Data

@@ -54,44 +54,38 @@ def check_kernels(
     inputs = case.inputs(sizes, dtype, device)
     ours = [c for c in case.implementations(inputs) if c.library == OURS]
     exact = Exact.of(case, inputs)
-    return [
-        _check_kernel(case, c, sizes, inputs, exact, dtype, auto=place == 0)
-        for place, c in enumerate(ours)
-    ]
+    rows = []
+    for contender in ours:
+        errors, syncs, state = _check_kernel(case, contender, inputs, exact, device)
+        row = CheckRow(
+            op=case.name,
+            sizes=sizes,
+            dtype=dtype_name(dtype),
+            device=device.type,
+            contender=contender.name,
+            auto=contender is ours[0],
+            error=errors.output,
+            gradient_error=errors.gradients,
+            syncs=syncs,
+            state=state,
+            note=errors.reason,
+        )
+        rows.append(row)
+    return rows
 
 
 def _check_kernel(
-    case: Case,
-    contender: Implementation,
-    sizes: Sizes,
-    inputs: Inputs,
-    exact: Exact,
-    dtype: torch.dtype,
-    *,
-    auto: bool,
-) -> CheckRow:
-    errors, syncs, state = Errors(), None, ""
+    case: Case, contender: Implementation, inputs: Inputs, exact: Exact, device: torch.device
+) -> tuple[Errors, int | None, str]:
+    """Its errors, how often the host waits, and the state's dtype, as far as it is not broken."""
+    syncs, state = None, ""
     try:
         errors = errors_on(case, contender.load(), inputs, exact)
-        syncs = host_waits(
-            bind(contender.load(), inputs, Phase.BOTH), next(iter(inputs.values())).device
-        )
+        syncs = host_waits(bind(contender.load(), inputs, Phase.BOTH), device)
         state = _state_dtype(case, inputs)
     except Exception as error:
         errors = Errors(reason=Failure.of(error).reason)
-    return CheckRow(
-        op=case.name,
-        sizes=sizes,
-        dtype=dtype_name(dtype),
-        device=next(iter(inputs.values())).device.type,
-        contender=contender.name,
-        auto=auto,
-        error=errors.output,
-        gradient_error=errors.gradients,
-        syncs=syncs,
-        state=state,
-        note=errors.reason,
-    )
+    return errors, syncs, state
 
 
 def host_waits(function: Callable[[], object], device: torch.device) -> int | None:

@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from fastweights.linearize.evaluate.generation import (
-    CONTENDERS,
-    TOKENS,
-    GenerationRow,
-    bench_generation,
-)
+from fastweights.linearize.evaluate.generation import CONTENDERS, GenerationRow
 from fastweights.render.plots import PALETTE, canvas, label, legend, logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = [
-    "TOKENS",
-    "GenerationRow",
-    "bench_generation",
-    "crossover",
-    "memory_ratio",
-    "plot_generation",
-]
 
 
 def memory_ratio(rows: Iterable[GenerationRow], contender: str = "linear") -> float:
@@ -53,10 +39,8 @@ def plot_generation(rows: Sequence[GenerationRow]) -> Figure:
     first, least = min(row.tokens for row in rows), min(row.batch for row in rows)
     for color, contender in zip(PALETTE, CONTENDERS, strict=False):
         own = [row for row in rows if row.contender == contender]
-        short, single = (
-            [row for row in own if row.tokens == first],
-            [row for row in own if row.batch == least],
-        )
+        short = [row for row in own if row.tokens == first]
+        single = [row for row in own if row.batch == least]
         line = {"color": color, "marker": "o", "markersize": 3, "label": contender}
         axes[0, 0].plot([row.batch for row in short], [row.throughput for row in short], **line)
         axes[0, 1].plot([row.tokens for row in single], [row.seconds for row in single], **line)

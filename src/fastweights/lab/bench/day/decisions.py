@@ -22,6 +22,7 @@ from fastweights.lab.bench.day.plan import DayPlan, draw
 from fastweights.lab.bench.day.rows import FiguresRow, VariantRow
 from fastweights.lab.bench.day.variants import AS_IS, OF, VARIANTS
 from fastweights.lab.bench.machine import Ceilings
+from fastweights.lab.bench.ops import relative
 from fastweights.lab.bench.problems import Problem
 from fastweights.lab.bench.report import Header, Report
 from fastweights.lab.bench.timing import (
@@ -80,11 +81,7 @@ def _distance(found: Times | Failure, result: Any, wanted: Any) -> float | None:
     """How far results are from those wanted; None where there are none of either."""
     if isinstance(found, Failure) or isinstance(wanted, Failure):
         return None
-    return max(_difference(a.float(), b.float()) for a, b in zip(result, wanted, strict=True))
-
-
-def _difference(a: Tensor, b: Tensor) -> float:
-    return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
+    return max(relative(a.float(), b.float()) for a, b in zip(result, wanted, strict=True))
 
 
 def time_token(plan: DayPlan, ceilings: Ceilings) -> Iterator[StepRow]:

@@ -60,11 +60,8 @@ class Job:
         return cls(family, (RowGroup(group, run, share),))
 
 
-@dataclass(frozen=True)
 class _Begun:
     """What a process says before a task."""
-
-    group: str
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ def _work(
     for task in tasks:
         if time.monotonic() >= end:
             return
-        sender.send((task.group, _Begun(task.group)))
+        sender.send((task.group, _Begun()))
         start = time.monotonic()
         reason = ""
         try:

@@ -62,15 +62,8 @@ def sanitize(problem: Problem, tool: str, plan: DayPlan) -> Iterator[ToolRow]:
 def count(kernel: str, plan: DayPlan) -> Iterator[ToolRow]:
     """Read one launch's counters."""
     problem = plan.problem(COUNTED[kernel], plan.main)
-    options = [
-        "--clock-control",
-        "none",
-        "--launch-count",
-        "1",
-        "--kernel-name",
-        f"regex:^{kernel}",
-    ]
-    status, text = _run(NCU, [*options, "--set", "detailed"], problem, plan)
+    options = ["--clock-control", "none", "--launch-count", "1", "--set", "detailed"]
+    status, text = _run(NCU, [*options, "--kernel-name", f"regex:^{kernel}"], problem, plan)
     note = f"ncu ends with status {status}: {_summary(text)}" if status else ""
     yield ToolRow(problem.name, NCU, kernel, text[-KEPT:], note)
 
