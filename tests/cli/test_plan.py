@@ -98,8 +98,9 @@ def test_recipes_are_listed(capsys) -> None:
     out = said(capsys, "recipes", "mesanet-140m", "metala, table 6")
     assert "mesanet-140m-gla-15b" in out
     assert "1  the warm-up begins at 1e-6" in out
-    assert "appendix A4's" in out
-    assert "18 of 28 rows start by one command, 18 of them by a recipe" in out
+    assert "fastweights reproduce metala-table6 --size paper" in out
+    assert "one training image in 25" in out
+    assert "28 of 28 rows start by one command, 18 of them by a recipe" in out
     assert "LoLCATs" not in out
     assert "no recipe, and no table of a paper, begins with zz" in refused(capsys, "recipes", "zz")
     assert said(capsys, "list", "--recipes", "dsf-") == said(capsys, "recipes", "dsf-")

@@ -10,6 +10,7 @@ from fastweights.analysis.tables import TABLES
 from fastweights.cli import build_parser
 from fastweights.lab.reproduce import CLAIMS
 from fastweights.recipes import RECIPES, ROWS, ConversionRecipe, TrainingRecipe
+from fastweights.recipes.metala import IMAGE_GAPS, IMAGES
 
 MESANET_7 = """
              Transformer Mamba2 GLA     xLSTM  DeltaNet Gated-DeltaNet Hawk   Hawk-Mesa Mesa
@@ -177,3 +178,9 @@ def test_every_other_command_is_one() -> None:
             assert words[1] in CLAIMS
         if words[0] == "table":
             assert words[1] in TABLES
+
+
+def test_metalas_table_6_starts_by_its_claim_and_says_what_differs() -> None:
+    found = [row for row in ROWS if row.table == "MetaLA, Table 6"]
+    assert {row.otherwise for row in found} == {IMAGES}
+    assert all(row.starts and row.gaps == IMAGE_GAPS for row in found)

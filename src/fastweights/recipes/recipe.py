@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from fastweights.budget import Placing, Workload, find_accelerator
@@ -36,12 +37,14 @@ class TableRow:
         row: The row in the paper's words.
         recipe: The name of the recipe that trains it; "" if there is none.
         otherwise: Without a recipe: the command that does it, or why none does.
+        gaps: What the recipe or command does otherwise than the paper.
     """
 
     table: str
     row: str
     recipe: str = ""
     otherwise: str = ""
+    gaps: tuple[str, ...] = ()
 
     @property
     def starts(self) -> bool:
@@ -50,12 +53,17 @@ class TableRow:
 
 
 def rows_of(
-    recipes: Iterable[Recipe], tables: Mapping[str, Mapping[str, str]]
+    recipes: Iterable[Recipe],
+    tables: Mapping[str, Mapping[str, str]],
+    gaps: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> tuple[TableRow, ...]:
-    """The rows of tables, each beside its recipe's name, or the words on what else there is."""
-    names = {recipe.name for recipe in recipes}
+    """The rows of tables, each beside its recipe's name, or the words on what else there is; `gaps`
+    has by tables what other commands do otherwise."""
+    known = {recipe.name: recipe for recipe in recipes}
     return tuple(
-        TableRow(table, row, by) if by in names else TableRow(table, row, otherwise=by)
+        TableRow(table, row, by, gaps=known[by].gaps)
+        if by in known
+        else TableRow(table, row, otherwise=by, gaps=gaps.get(table, ()))
         for table, rows in tables.items()
         for row, by in rows.items()
     )

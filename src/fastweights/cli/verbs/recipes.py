@@ -42,7 +42,7 @@ def _is_wanted(row: TableRow, names: tuple[str, ...]) -> bool:
 
 def _print(title: str, rows: list[TableRow], console: Console) -> None:
     """A table of a paper; below it, what differs from the paper, by the numbers in the table."""
-    gaps = [gap for row in rows if row.recipe for gap in RECIPES[row.recipe].gaps]
+    gaps = [gap for row in rows for gap in row.gaps]
     numbers = {gap: str(number) for number, gap in enumerate(dict.fromkeys(gaps), 1)}
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for column in ("row", "started by", "tokens", "what differs"):
@@ -56,8 +56,10 @@ def _print(title: str, rows: list[TableRow], console: Console) -> None:
 
 def _cells(row: TableRow, numbers: dict[str, str]) -> tuple[str, str, str]:
     """What starts the row, its tokens, and the numbers of the differences or the reason."""
+    if not row.starts:
+        return "nothing", "", row.otherwise
+    differs = ", ".join(numbers[gap] for gap in row.gaps)
     if not row.recipe:
-        return (row.otherwise, "", "") if row.starts else ("nothing", "", row.otherwise)
-    one = RECIPES[row.recipe]
-    tokens = f"{significant(one.tokens.value / 1e9, 4)}B"
-    return row.recipe, tokens, ", ".join(numbers[gap] for gap in one.gaps)
+        return row.otherwise, "", differs
+    tokens = RECIPES[row.recipe].tokens.value
+    return row.recipe, f"{significant(tokens / 1e9, 4)}B", differs

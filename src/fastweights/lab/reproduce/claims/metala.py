@@ -526,18 +526,19 @@ IMAGES = {
         ),
         paper_size=ClaimSize(
             train_each(
-                VISION,
-                {None: ProtocolOnFile("image-folder", "imagenet")},
+                {name: {} for name in VISION},
+                {
+                    "23M": ProtocolOnFile("image-folder-23m", "imagenet"),
+                    "6M": ProtocolOnFile("image-folder", "imagenet"),
+                },
                 TrainingBudget(seeds=(0,)),
             ),
-            50_000,
+            200_000,
+            "The statements are about 6M; 23M stands beside.",
         ),
         figures={
-            "softmax": {"paper, 6M": 72.20},
-            "hgrn": {"paper, 6M": 74.40},
-            "gla": {"paper, 6M": 72.47},
-            "mamba": {"paper, 6M": 73.39},
-            "metala": {"paper, 6M": 75.33},
+            model: {"paper, 6M": tiny, "paper, 23M": small}
+            for model, (tiny, small) in lra.METALA_6.items()
         },
         remark="The paper: ImageNet-1k.",
     )
