@@ -1,6 +1,4 @@
-"""Long Range Arena, MNIST and image folders: from a seed, or from files as their authors
-pack them.
-"""
+"""Long Range Arena and MNIST: from a seed, or from files as their authors pack them."""
 
 from __future__ import annotations
 
@@ -18,12 +16,9 @@ from PIL import Image
 from distributions import assert_frequencies, rng
 from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
 from fastweights.lab.sweep.trainer import updates_per_epoch
-from fastweights.lab.tasks import FILES, TASKS, Crop, ImageFolder, ListOps, Pathfinder, Protocol
+from fastweights.lab.tasks import FILES, TASKS, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
-from fastweights.lab.tasks.base import Batch, Examples
-from fastweights.lab.tasks.images import ValidationImages
 from fastweights.lab.tasks.listops import SYMBOLS
-from fastweights.training.data.left_out import LeftOutWarning
 
 # ListOps ------------------------------------------------------------------------------------------
 # ------------------
@@ -286,121 +281,3 @@ def test_the_arena_has_its_own_number_of_examples(name: str, examples: int, upda
     assert protocol.train[0].examples == examples
     made = (protocol.training.epochs or 0) * updates_per_epoch(protocol)
     assert abs(made - updates) <= updates_per_epoch(protocol) / 2
-
-
-def write_images(folder: Path, each: int) -> None:
-    """Three classes of red, brighter from class to class, in `train` and `val`."""
-    for part in ("train", "val"):
-        for label, name in enumerate(("cat", "dog", "emu")):
-            (folder / part / name).mkdir(parents=True)
-            for i in range(each):
-                picture = Image.new("RGB", (40 + i, 30), (100 * label, 0, 0))
-                picture.save(folder / part / name / f"{i}.png")
-
-
-def everything(examples: Examples, seed: int = 0) -> Batch:
-    """All examples in one batch."""
-    return next(examples.batches([torch.arange(len(examples))], [seed]))
-
-
-def test_image_folder(tmp_path: Path) -> None:
-    write_images(tmp_path, 2)
-    protocol = FILES["image-folder"](tmp_path)
-    batch = everything(protocol.test_set(0)[0])
-    assert batch.inputs.shape == (6, 3, 224, 224)
-    red = batch.inputs[:, 0, 100, 100] * 0.229 + 0.485
-    torch.testing.assert_close(red, batch.labels * 100 / 255, rtol=0, atol=1e-5)
-    small = ImageFolder(tmp_path / "train", Crop(16, random=True))
-    one, again = (small.draw(rng(1), 4) for _ in range(2))
-    assert torch.equal(one.inputs, again.inputs)
-    assert one.inputs.shape == (4, 3, 16, 16)
-    assert torch.isfinite(trained(protocol, image_size=224, patch_size=56))
-    with pytest.raises(ValueError, match="has only 6"):
-        small.draw(rng(), 7)
-    with pytest.raises(FileNotFoundError, match="no images"):
-        ImageFolder(tmp_path / "nothing")
-
-
-def test_training_and_validation_divide_the_images_of_each_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a folder that is walked once."""
-    write_images(tmp_path, 3)
-    walked, walk = list[str](), Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda path, *a: walked.append(path.name) or walk(path, *a))
-    protocol = FILES["image-folder"](tmp_path)
-    assert walked == ["train", "val"]
-    parts = protocol.train, protocol.validation or ()
-    train, validation = (
-        {path.relative_to(tmp_path).as_posix() for (one,) in [part] for path, _ in one.task.files}
-        for part in parts
-    )
-    assert validation == {f"train/{name}/2.png" for name in ("cat", "dog", "emu")}
-    assert train == {f"train/{name}/{i}.png" for name in ("cat", "dog", "emu") for i in (0, 1)}
-    assert [part[0].examples for part in parts] == [6, 3]
-    assert (range(1300)[ValidationImages()(1300)], range(1)[ValidationImages()(1)]) == (
-        range(1248, 1300),
-        range(1, 1),
-    )
-
-
-def test_every_epoch_has_other_crops_and_every_run_the_same(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for i in range(4):
-            noise = rng(i).integers(0, 256, (32, 32, 3)).astype(np.uint8)
-            Image.fromarray(noise).save(tmp_path / name / f"{i}.png")
-    examples = ImageFolder(tmp_path, Crop(8, random=True)).examples(rng(), 8)
-    first, second = everything(examples, 1), everything(examples, 2)
-    assert torch.equal(first.labels, second.labels)
-    assert not any(torch.equal(a, b) for a, b in zip(first.inputs, second.inputs, strict=True))
-    pieces = list(examples.batches(torch.arange(8).split(3), [1]))
-    assert [len(piece) for piece in pieces] == [3, 3, 2]
-    assert torch.equal(torch.cat([piece.inputs for piece in pieces]), first.inputs)
-    begun = examples.batches(torch.arange(8).split(1), [1])
-    next(begun)
-    begun.close()  # a run that is stopped waits for no file
-
-
-def test_a_sweep_reads_a_folder_of_images(tmp_path: Path) -> None:
-    write_images(tmp_path, 3)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "patch_size": 112, "num_labels": 3}
-    plan = SweepPlan(
-        {"image-folder": FILES["image-folder"](tmp_path)},
-        (SweepModel("tiny", "linear", sizes),),
-        training={"epochs": 2, "batch": 4},
-    )
-    (row,) = sweep(plan, tmp_path / "out", InProcess(), listener=lambda result: None)
-    assert row.steps == 4
-    assert 0 <= row.accuracy <= 1
-
-
-def test_what_a_folder_of_images_leaves_out_is_counted(tmp_path: Path) -> None:
-    for name in ("cat/1.PNG", "cat/._1.png", ".ipynb_checkpoints/1.png", "2.png", "cat/notes.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / name, "png")
-    with pytest.warns(LeftOutWarning) as said:
-        folder = ImageFolder(tmp_path)
-    assert folder.files == [(tmp_path / "cat/1.PNG", 0)]
-    assert folder.names == ["cat"]
-    assert str(said[0].message) == (
-        f"left out of {tmp_path}: hidden files: 2 (.ipynb_checkpoints/1.png; cat/._1.png), images"
-        " outside of the classes' folders: 1 (2.png), files of other kinds: 1 (cat/notes.md)"
-    )
-
-
-def test_crops_cover_the_image_and_mirror() -> None:
-    pixels = np.zeros((64, 64, 3), np.uint8)
-    pixels[:, :32] = 255
-    image = Image.fromarray(pixels)
-    middle = Crop(32)(image, rng())
-    assert (middle[0, :, :14] == 255).all()
-    assert (middle[0, :, -14:] == 0).all()
-    drawn = [
-        Crop(8, random=True)(image, generator)[0].mean(0)
-        for generator in [rng(3)]
-        for _ in range(40)
-    ]
-    edges = [row[0] - row[-1] for row in drawn]
-    assert max(edges) == 255
-    assert min(edges) == -255

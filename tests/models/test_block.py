@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from fastweights import FastWeightsCache, FastWeightsForCausalLM
+from fastweights import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.layers import Experts
 from model_laws import assert_read_in_any_cut, moved
 from oracles.experts import mixture
@@ -343,3 +343,21 @@ def test_fields_of_earlier_checkpoints_are_read() -> None:
     assert read.post_norm == [True]
     beside = [{"name": "mamba3", "partial_rotation": False}]
     assert read.mixers == [{"name": "mla", "rope_dim": 4, "beside": beside}, mixers[1]]
+
+
+def test_stochastic_depth_leaves_out_layers_of_examples_in_training() -> None:
+    """In proportion to their depth; what is kept is scaled, so that the mean stays."""
+    torch.manual_seed(0)
+    fields = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 3, "stochastic_depth": 0.5}
+    model = FastWeightsForCausalLM(FastWeightsConfig(**fields, mixers=[{"name": "linear"}]))
+    depths = [block.depth for block in model.model.layers]
+    x = torch.ones(4000, 1, 1)
+    assert torch.equal(depths[0](x), x)
+    for depth, p in ((depths[1], 0.25), (depths[2], 0.5)):
+        y = depth(x)
+        torch.testing.assert_close(y.unique(), torch.tensor([0.0, 1 / (1 - p)]))
+        assert y.mean().item() == pytest.approx(1, abs=0.06)
+        assert torch.equal(depth.eval()(x), x)
+    tokens = torch.randint(8, (1, 5))
+    first, second = (model.train()(tokens).logits for _ in range(2))
+    assert not torch.equal(first, second)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -47,6 +48,7 @@ class Block(GradientCheckpointingLayer):
         self.mlp_norm = None if self.mlp is None else normalization(config)
         self.mlp_norm_behind = nn.Identity() if self.mlp is None else _second_norm(config)
         self.dropout = dropout(config.residual_dropout)
+        self.depth = stochastic_depth(config, layer)
 
     def forward(
         self,
@@ -72,7 +74,7 @@ class Block(GradientCheckpointingLayer):
         y, after = self.mixer(read, state, **given)
         after = after if shared_state is None else SumState((shared_state, after))
         y = self.mixer_norm(y) if self.post_norm else self.mixer_norm_behind(y)
-        y = self.dropout(y)
+        y = self.depth(self.dropout(y))
         mixed = (read if self.normalized else x) + y
         if self.mlp_norm is None or self.mlp is None:
             return mixed, after, stream.values
@@ -80,7 +82,11 @@ class Block(GradientCheckpointingLayer):
         read = read if self.post_norm else self.mlp_norm(read)
         z = self.mlp(read)
         z = self.mlp_norm(z) if self.post_norm else self.mlp_norm_behind(z)
-        return (read if self.normalized else mixed) + self.dropout(z), after, stream.values
+        return (
+            (read if self.normalized else mixed) + self.depth(self.dropout(z)),
+            after,
+            stream.values,
+        )
 
     @property
     def norms(self) -> list[nn.Module | None]:
@@ -107,3 +113,26 @@ def _second_norm(config: FastWeightsConfig) -> nn.Module:
 def dropout(p: float) -> nn.Module:
     """Dropout of this probability; for 0 what costs no operation."""
     return nn.Dropout(p) if p else nn.Identity()
+
+
+class StochasticDepth(nn.Module):
+    """Leave out whole examples in training, with probability p, and scale the others by
+    1 / (1 - p) (Huang et al., 2016).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Embedded) -> Embedded:
+        if not self.training:
+            return x
+        kept = torch.rand(len(x), 1, 1, device=x.device) >= self.p
+        return x * kept / (1 - self.p)
+
+
+def stochastic_depth(config: FastWeightsConfig, layer: int) -> nn.Module:
+    """That of a layer, which grows linearly with the depth; where it is 0 what costs no
+    operation."""
+    p = config.stochastic_depth * layer / max(config.num_hidden_layers - 1, 1)
+    return StochasticDepth(p) if p else nn.Identity()

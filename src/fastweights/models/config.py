@@ -83,6 +83,8 @@ class FastWeightsConfig(CarriesCode):
         embedding_dropout: probability of dropping an embedding's channel
         residual_dropout: probability of dropping a channel of what a mixer or MLP adds to the
             stream
+        stochastic_depth: probability, in training, of leaving out what the last layer's mixer or
+            MLP adds to an example's stream; in proportion to their depth in layers before it
         initializer_range: standard deviation of new weights, 1 / √(2 · layers) of it in those
             that write to the stream (GPT-2); None for MesaNet's, see
             `FastWeightsPreTrainedModel`
@@ -121,6 +123,7 @@ class FastWeightsConfig(CarriesCode):
     embedding_scale: int | float | None = None
     embedding_dropout: int | float = 0.0
     residual_dropout: int | float = 0.0
+    stochastic_depth: int | float = 0.0
     initializer_range: int | float | None = None
     tie_word_embeddings: bool = False
     logit_cap: int | float | None = None
@@ -252,7 +255,7 @@ class FastWeightsConfig(CarriesCode):
                     + ("" if name == "norm_eps" else ", or None")
                     + ("" if isfinite(value) else ", and finite")
                 )
-        for name in ("embedding_dropout", "residual_dropout"):
+        for name in ("embedding_dropout", "residual_dropout", "stochastic_depth"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; it is a probability below 1")
 

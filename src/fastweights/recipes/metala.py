@@ -118,15 +118,19 @@ RECIPES = (*_of_one_size(), *_scaled())
 
 IMAGES = "fastweights reproduce metala-table6 --size paper --data FOLDER"
 IMAGE_GAPS = (
-    "the best of 300 epochs by one training image in 25, which is not trained on; the paper is"
-    " silent",
-    "of DeiT's augmentations the random crops and mirrors alone; the paper names only those that it"
-    " leaves out, mixup and CutMix",
+    "the best of 300 epochs by one training image in 25, which is not trained on; the papers do not"
+    " say which epoch counts",
+    "of DeiT's training MetaLA's has RandAugment, erasing, stochastic depth, repeated augmentation,"
+    " smoothed labels and the warm-up; the paper follows DeiT without mixup and CutMix",
+    "repeated augmentation shows an image three times in one batch; DeiT's devices see one each",
+    "bfloat16, where DeiT has fp16; MetaLA is silent",
+    "weight decay spares DeiT's embedding of patches, which timm's decays",
+    "the rate changes with every update, and its cosine begins behind the warm-up",
     "a GLU of 3 d, and one set of weights for both directions, which give the printed numbers of"
     " parameters; the paper is silent",
-    "HGRN, GLA, Mamba and softmax attention in MetaLA's blocks and training, where the paper"
-    " is silent; Mamba's MLPs are narrower, for the printed number of parameters",
-    "DeiT is softmax attention in both directions in MetaLA's blocks, without its own recipe",
+    "HGRN, GLA and Mamba in MetaLA's blocks and training, where the paper is silent; Mamba's MLPs"
+    " are narrower, for the printed number of parameters",
+    "DeiT is trained here by its own recipe with mixup and CutMix; the paper cites its numbers",
 )
 COSFORMER2 = "cosFormer2 is no layer of this library"
 LARGE_ROWS = {

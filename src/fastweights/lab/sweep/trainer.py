@@ -22,7 +22,7 @@ from fastweights.lab.tasks.base import Examples
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.loop.loop import run_in_memory
-from fastweights.training.loop.optimizers import OptimizerConfig
+from fastweights.training.loop.optimizers import AdamW, OptimizerConfig
 from fastweights.training.loop.processes import Alone, Processes
 from fastweights.training.loop.stage import Every, Optimization, Stage, go_backward
 
@@ -151,8 +151,8 @@ class AdamWOnAll(OptimizerConfig):
     """AdamW whose weight decay applies to all parameters alike."""
 
     lr: float
-    weight_decay: float
     betas: tuple[float, float]
+    weight_decay: float
 
     def build(self, model: nn.Module) -> list[optim.Optimizer]:
         return [
@@ -184,7 +184,7 @@ class TaskStage(Stage):
         self.batches = batches(run.protocol, run.seed)
         torch.manual_seed(run.seed)
         self.config = run.config()
-        self.model = cast(Any, run.protocol.task.kind(self.config)).to(device)
+        self.model = cast(Any, run.protocol.task.build(self.config)).to(device)
         self.loss = torch.zeros(())
         self.result: tuple[int, list[Score]] | None = None
 
@@ -193,10 +193,11 @@ class TaskStage(Stage):
         """The settings by which the protocol trains."""
         training, epoch = self.training, updates_per_epoch(self.run.protocol)
         every = self.run.every if training.epochs is None else epoch
+        kind = AdamW if training.matrices_only else AdamWOnAll
         return Optimization(
             steps=training.steps or (training.epochs or 0) * epoch,
             batch=training.batch,
-            optimizer=AdamWOnAll(self.run.rate, self.run.decay, training.betas),
+            optimizer=kind(self.run.rate, training.betas, self.run.decay),
             schedule=training.schedule.for_epochs(epoch),
             clip=training.clip,
             every=Every(every, every, every),
@@ -293,9 +294,10 @@ def _epoch(
     """One part after the other, the examples of each in an order of this epoch's own if they are
     shuffled.
     """
-    generator = np.random.default_rng(seed)
+    generator, repeats = np.random.default_rng(seed), training.repeats
     for part in parts:
         order = generator.permutation(len(part)) if training.shuffled else np.arange(len(part))
+        order = (order[:, None] + len(part) * np.arange(repeats)).flatten()[: len(part)]
         yield from part.batches(torch.from_numpy(order).split(training.batch), seed)
 
 

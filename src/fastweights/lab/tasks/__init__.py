@@ -1,8 +1,9 @@
 """Benchmarks from the literature: tasks as pure functions of a generator, and protocols by name."""
 
 from fastweights.lab.tasks import lra, mad, mqar, needle, regbench, state
+from fastweights.lab.tasks.augmentation import Crop, DeiTAugmentation
 from fastweights.lab.tasks.base import Batch, ImageTask, Score, SequenceTask, Task, TokenTask
-from fastweights.lab.tasks.images import Crop, ImageFolder, Images
+from fastweights.lab.tasks.images import ImageFolder, Images
 from fastweights.lab.tasks.listops import ListOps
 from fastweights.lab.tasks.lra import FILES
 from fastweights.lab.tasks.mad import (
@@ -45,6 +46,7 @@ __all__ = [
     "CosineAnnealing",
     "Crop",
     "Cyclic",
+    "DeiTAugmentation",
     "FuzzyRecall",
     "Group",
     "HiddenNumber",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from fastweights.lab.tasks.floors import (
     Predictions,
@@ -30,6 +30,26 @@ from fastweights.models import (
 from fastweights.models.loss import IGNORE_INDEX, select_targets
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one of several processes reads of every batch: as many of its first examples as of its
+    last, so that those that are mixed with each other, from either end, are read together.
+
+    Attributes:
+        index: Number of the process, from 0.
+        count: Number of processes.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return this process's part of ``rows [n]``."""
+        places = torch.arange(len(rows))
+        pairs = torch.minimum(places, places.flip(0))
+        return rows[pairs * self.count // max(-(-len(rows) // 2), 1) == self.index]
+
+
 class Examples(ABC):
     """Labelled examples of a task, in memory or read when they are asked for."""
 
@@ -37,12 +57,15 @@ class Examples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def batches(self, rows: Iterable[Tensor], seed: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batch of each of ``rows [n]``.
+    def batches(
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+    ) -> Iterator[Batch]:
+        """Yield this process's share of the batch of each of ``rows [n]``.
 
         Args:
-            rows: Numbers of examples.
+            rows: Numbers of examples; number + len is the same example, with other draws.
             seed: Seed of what is drawn anew whenever an example is read, such as its crop.
+            share: The part of every batch that is read.
         """
 
 
@@ -54,11 +77,14 @@ class Batch(Examples):
         inputs: ``[n t]`` int64, pairs ``[n 2 t]`` int64, or images ``[n c s s]`` float32.
         labels: ``[n t]`` int64, −100 where nothing is scored, or ``[n]`` classes.
         keep: ``[n t]`` or ``[n 2 t]``, False for padding; None if there is none.
+        mixed: ``[n classes]``, shares of the classes in images that are mixed in training; None if
+            they are not.
     """
 
     inputs: Tensor
     labels: Tensor
     keep: Tensor | None = None
+    mixed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -67,9 +93,11 @@ class Batch(Examples):
         """Return the batch of the chosen rows."""
         return self._each(lambda x: x[rows])
 
-    def batches(self, rows: Iterable[Tensor], seed: Sequence[int]) -> Iterator[Batch]:
+    def batches(
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+    ) -> Iterator[Batch]:
         del seed
-        return (self[chosen] for chosen in rows)
+        return (self[share(chosen) % len(self)] for chosen in rows)
 
     def to(self, device: torch.device) -> Self:
         return self._each(lambda x: x.to(device, non_blocking=True))
@@ -159,6 +187,10 @@ class Task(ABC):
     @abstractmethod
     def demands(self) -> Mapping[str, Any]:
         """Fields that a model's configuration must have for this task."""
+
+    def build(self, config: Any) -> PreTrainedModel:
+        """Build a new model that learns the task."""
+        return self.kind(config)
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
@@ -288,6 +320,10 @@ class ImageTask(Task):
     def guesses(self, train: Batch, test: Batch) -> Predictions:
         pixels = linear_classifier((train.inputs, train.labels), test.inputs, self.classes)
         return {**super().guesses(train, test), "linear in the pixels": pixels}
+
+    def build(self, config: Any) -> PreTrainedModel:
+        """Build a new model of this or another library."""
+        return AutoModelForImageClassification.from_config(config)
 
     def logits(self, model: Any, batch: Batch) -> Tensor:
         return model(pixel_values=batch.inputs).logits

@@ -1,29 +1,36 @@
-"""Images: arrays in memory, and folders of files with DeiT's crops."""
+"""Images: arrays in memory, and folders of files."""
 
 from __future__ import annotations
 
-from collections import deque
+import os
+import random
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import groupby
+from functools import cached_property
+from importlib import import_module
+from itertools import groupby, tee
 from operator import itemgetter
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+from torch.utils.data import DataLoader, Dataset
 
-from fastweights.lab.tasks.base import Batch, Examples, ImageTask
+from fastweights.environment import require_package
+from fastweights.lab.tasks.augmentation import Crop, Mixing, View
+from fastweights.lab.tasks.base import Batch, Examples, ImageTask, Share
+from fastweights.layers import upcast
 from fastweights.training.data.left_out import LeftOut, is_hidden
+from fastweights.training.loop.seeds import random_seed_from
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
-AHEAD = 2
-"""Batches of files that are read before they are asked for."""
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PART = 16
+"""Images that a process reads at once; two such parts of each are ahead of what is asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,48 +75,6 @@ class Images(ImageTask):
 
 
 @dataclass(frozen=True)
-class Crop:
-    """The part of an image that a model sees, resized to `size` pixels square.
-
-    Attributes:
-        size: Side of the result in pixels.
-        random: True for a random part (8 % to 100 % of the area, sides 3:4 to 4:3), mirrored half
-            of the time (DeiT, training); False for the middle of the image at 8/7 of the size
-            (DeiT, tests).
-    """
-
-    size: int = 224
-    random: bool = False
-
-    def __call__(self, image: Image.Image, generator: np.random.Generator) -> np.ndarray:
-        """Return the part as ``[3 size size]`` uint8."""
-        box = self._part(image.size, generator) if self.random else self._middle(image.size)
-        shown = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
-        pixels = np.asarray(shown).transpose(2, 0, 1)
-        return pixels[:, :, ::-1] if self.random and generator.random() < 0.5 else pixels
-
-    def _middle(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
-        side = min(size) * 7 / 8
-        left, top = ((s - side) / 2 for s in size)
-        return left, top, left + side, top + side
-
-    def _part(
-        self, size: tuple[int, int], generator: np.random.Generator
-    ) -> tuple[float, float, float, float]:
-        """The first of ten random boxes that lies inside, or the middle (as torchvision)."""
-        for _ in range(10):
-            area = generator.uniform(0.08, 1.0) * size[0] * size[1]
-            ratio = np.exp(generator.uniform(np.log(3 / 4), np.log(4 / 3)))
-            width, height = float(np.sqrt(area * ratio)), float(np.sqrt(area / ratio))
-            if width <= size[0] and height <= size[1]:
-                left, top = (
-                    generator.uniform(0, free) for free in (size[0] - width, size[1] - height)
-                )
-                return left, top, left + width, top + height
-        return self._middle(size)
-
-
-@dataclass(frozen=True)
 class AllImages:
     """All images of a class."""
 
@@ -147,18 +112,25 @@ class ImageFolder(ImageTask):
 
     Attributes:
         folder: The folder of the classes' folders.
-        crop: The part of each image that is shown.
+        view: What is shown of each image.
         chosen: Which of the images of each class, in alphabetical order.
+        mixing: How the images of a batch are mixed; None for not at all.
+        smoothing: The part of every label that is spread over all classes (Szegedy et al., 2016).
 
     Raises:
         FileNotFoundError: If the folder has no images.
+        ValueError: If the view needs a package that is not installed.
     """
 
     folder: Path
-    crop: Crop = Crop()
+    view: View = Crop()
     chosen: AllImages = AllImages()
+    mixing: Mixing | None = None
+    smoothing: float = 0.0
 
     def __post_init__(self) -> None:
+        for package in self.view.packages:
+            require_package(package, type(self.view).__name__, "or show images by Crop")
         if not self.files:
             kinds = ", ".join(sorted(SUFFIXES))
             raise FileNotFoundError(
@@ -193,17 +165,17 @@ class ImageFolder(ImageTask):
         left_out.warn(str(self.folder))
         return [list(own) for _, own in groupby(found, key=itemgetter(1))]
 
-    def others(self, chosen: AllImages, crop: Crop) -> ImageFolder:
+    def others(self, chosen: AllImages, view: View) -> ImageFolder:
         """Return the task of other images of the folder, which is not walked again."""
         other = copy(self)
-        vars(other).update(chosen=chosen, crop=crop)
+        vars(other).update(chosen=chosen, view=view, mixing=None, smoothing=0.0)
         del vars(other)["files"]
         other.__post_init__()
         return other
 
     @property
     def side(self) -> int:
-        return self.crop.size
+        return self.view.size
 
     @property
     def channels(self) -> int:
@@ -224,47 +196,100 @@ class ImageFolder(ImageTask):
                 f"{count} different images are asked for; {self.folder} has only {len(self.files)}"
             )
         chosen = generator.permutation(len(self.files))[:count]
-        return ImageFiles([self.files[row] for row in chosen], self.crop)
+        return ImageFiles([self.files[row] for row in chosen], self.view, self.classes, self.mixing)
+
+    def loss(self, model: Any, batch: Batch) -> Tensor:
+        targets = batch.labels if batch.mixed is None else batch.mixed
+        logits = upcast(self.logits(model, batch))
+        return cross_entropy(logits, targets, label_smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)
 class ImageFiles(Examples):
-    """Images that are read from their files for every batch, each time with another crop.
+    """Images that processes read from their files for every batch, each time with another view.
 
     Attributes:
         files: The path and class of every image.
-        crop: The part of each image that is shown.
+        view: What is shown of each image.
+        classes: Number of classes.
+        mixing: How the images of a batch are mixed; None for not at all.
     """
 
     files: Sequence[tuple[Path, int]]
-    crop: Crop
+    view: View
+    classes: int
+    mixing: Mixing | None = None
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def batches(self, rows: Iterable[Tensor], seed: Sequence[int]) -> Iterator[Batch]:
-        """Yield the batches, the next `AHEAD` of which threads read meanwhile."""
-        pool, ahead = ThreadPoolExecutor(), deque[tuple[Tensor, Iterator[np.ndarray]]]()
-        try:
-            for chosen in rows:
-                ahead.append((chosen, pool.map(partial(self._read, seed), chosen.tolist())))
-                if len(ahead) > AHEAD:
-                    yield self._together(*ahead.popleft())
-            while ahead:
-                yield self._together(*ahead.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def batches(
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+    ) -> Iterator[Batch]:
+        """Yield the batches, of whose images processes read `PART` each at a time, ahead."""
+        for package in self.view.packages:
+            import_module(package)  # here, or every process that reads imports it again
+        asked, due = tee((chosen, share(chosen)) for chosen in rows)
+        parts = (self._part(part, seed) for _, own in asked for part in own.split(PART))
+        reader = DataLoader(
+            cast(Dataset[Tensor], Reader(self.view)),
+            sampler=parts,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=_readers(),
+            generator=torch.Generator(),  # the one of the models' draws stays where it is
+        )
+        images = iter(reader)
+        for chosen, own in due:
+            found = [next(images) for _ in own.split(PART)]
+            yield self._together(own, found, [*seed, *chosen[:1].tolist()])
 
-    def _read(self, seed: Sequence[int], row: int) -> np.ndarray:
-        generator = np.random.default_rng([*seed, row])
-        with Image.open(self.files[row][0]) as image:
-            return self.crop(image.convert("RGB"), generator)
+    def _part(self, rows: Tensor, seed: Sequence[int]) -> list[tuple[str, list[int]]]:
+        return [(str(self._file(row)[0]), [*seed, row]) for row in rows.tolist()]
 
-    def _together(self, rows: Tensor, pictures: Iterator[np.ndarray]) -> Batch:
-        pixels = torch.from_numpy(np.stack(list(pictures))).float().div_(255)
-        mean, deviation = (torch.tensor(part)[:, None, None] for part in IMAGENET)
-        labels = torch.tensor([self.files[row][1] for row in rows.tolist()])
-        return Batch(pixels.sub_(mean).div_(deviation), labels)
+    def _file(self, row: int) -> tuple[Path, int]:
+        return self.files[row % len(self.files)]
+
+    def _together(self, rows: Tensor, found: Sequence[Tensor], seed: Sequence[int]) -> Batch:
+        labels = torch.tensor([self._file(row)[1] for row in rows.tolist()], dtype=torch.long)
+        images = torch.cat([*found, torch.empty(0, 3, self.view.size, self.view.size)])
+        if self.mixing is None:
+            return Batch(images, labels)
+        classes = one_hot(labels, self.classes).float()
+        images, mixed = self.mixing(images, classes, np.random.default_rng([*seed, 1]))
+        return Batch(images, labels, mixed=mixed)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads images from their files: what a process that reads them holds.
+
+    Attributes:
+        view: What is shown of each image.
+    """
+
+    view: View
+
+    def __getitem__(self, part: Sequence[tuple[str, Sequence[int]]]) -> Tensor:
+        """Return the views ``[n 3 s s]`` of images by their paths and the seeds of their draws."""
+        return torch.stack([self._read(path, seed) for path, seed in part])
+
+    def _read(self, path: str, seed: Sequence[int]) -> Tensor:
+        number = random_seed_from(*seed)
+        random.seed(number)
+        np.random.seed(number % (1 << 32))
+        torch.manual_seed(number)
+        with Image.open(path) as image:
+            return self.view(image.convert("RGB"))
+
+
+def _as_it_is(images: Tensor) -> Tensor:
+    return images
+
+
+def _readers() -> int:
+    """Processes that read, of each of those that train on this computer."""
+    return max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _why_unread(place: Path) -> str:

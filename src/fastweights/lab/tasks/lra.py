@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from fastweights.lab.tasks import imagenet
 from fastweights.lab.tasks.archives import aan, cifar10, grey, imdb, mnist
-from fastweights.lab.tasks.images import Crop, ImageFolder, Images, TrainingImages, ValidationImages
+from fastweights.lab.tasks.images import Images
 from fastweights.lab.tasks.listops import ListOps
 from fastweights.lab.tasks.pathfinder import Pathfinder
 from fastweights.lab.tasks.protocol import Backbone, Fields, Protocol, Segment, TrainingSettings
 from fastweights.lab.tasks.stored import Rows, StoredPairs, StoredSequences
 from fastweights.models import PRESETS
-from fastweights.recipes.metala import IMAGE_GAPS
 from fastweights.training.loop.schedules import CosineAnnealing
 
 _A4 = "MetaLA, Table A4 (no code released)"
@@ -33,16 +33,6 @@ METALA_7: dict[str, tuple[float, ...]] = {
     "softmax": (38.37, 61.95, 80.69, 40.57, 65.26),
 }
 """Accuracies in per cent, by model and task of `ARENA` (MetaLA, Table 7)."""
-METALA_6 = {
-    "softmax": (72.20, 79.90),
-    "hgrn": (74.40, 80.09),
-    "gla": (72.47, 79.23),
-    "mamba": (73.39, 79.60),
-    "metala": (75.33, 80.14),
-}
-"""Accuracies in per cent at 6 and 23 million parameters (MetaLA, Table 6)."""
-MAMBA_MLP = {"tiny": 400, "small": 832}
-"""Widths of Mamba's MLPs that give the numbers of parameters in MetaLA's Table 6."""
 
 
 def _printed(task: str) -> dict[str, float]:
@@ -276,39 +266,6 @@ def mnist_images(folder: Path) -> Protocol:
     )
 
 
-def image_folder(folder: Path, size: str = "tiny") -> Protocol:
-    """Return MetaLA's training on ImageNet, by the recipe of DeiT (Touvron et al., 2021), for
-    ``folder/train/<class>/…`` and ``folder/val/<class>/…``, and DeiT's `size` "tiny" or "small"."""
-    train = ImageFolder(folder / "train", Crop(random=True), TrainingImages())
-    validation = train.others(ValidationImages(), Crop())
-    test = ImageFolder(folder / "val")
-    fields = PRESETS[f"metala-deit-{size}"].fields
-    around = {key: value for key, value in fields.items() if key not in ("mixers", "num_labels")}
-    narrower = {"mixers": [{"name": "mamba"}], "intermediate_size": MAMBA_MLP[size]}
-    return Protocol(
-        train=(Segment(train, len(train.files)),),
-        validation=(Segment(validation, len(validation.files)),),
-        test=(Segment(test, len(test.files)),),
-        training=TrainingSettings(
-            (2.4e-3,),
-            (0.05,),
-            2048,
-            epochs=300,
-            schedule=CosineAnnealing(5 / 300, 1e-6, 1e-5),
-            betas=(0.9, 0.98),
-            best=True,
-        ),
-        backbone=Backbone(
-            around,
-            (fields["hidden_size"],),
-            {"metala": {"mixers": fields["mixers"]}, "mamba": narrower},
-        ),
-        source="MetaLA, Table 6: the recipe of DeiT (facebookresearch/deit)",
-        differs="; ".join(IMAGE_GAPS),
-        figures={model: row[size != "tiny"] for model, row in METALA_6.items()},
-    )
-
-
 FILES: dict[str, Callable[[Path], Protocol]] = {
     "lra-text": lra_text,
     "lra-retrieval": lra_retrieval,
@@ -316,8 +273,10 @@ FILES: dict[str, Callable[[Path], Protocol]] = {
     "smnist": smnist,
     "pmnist": pmnist,
     "mnist": mnist_images,
-    "image-folder": image_folder,
-    "image-folder-23m": partial(image_folder, size="small"),
+    "image-folder": imagenet.metala,
+    "image-folder-23m": partial(imagenet.metala, size=imagenet.SMALL),
+    "image-folder-deit": imagenet.deit,
+    "image-folder-deit-23m": partial(imagenet.deit, size=imagenet.SMALL),
 }
 """Protocols of data that users have: what to call with the path of it."""
 

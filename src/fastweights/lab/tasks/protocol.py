@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 from torch.nn.functional import one_hot
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from fastweights.lab.tasks.base import Batch, Examples, Score, Task
 from fastweights.ranges import FRACTION, NON_NEGATIVE_NUMBER, POSITIVE_INTEGER, POSITIVE_NUMBER
@@ -50,6 +50,9 @@ class TrainingSettings:
         clip: Largest norm of the gradient; None for no clipping.
         betas: AdamW's coefficients of the running means.
         bf16: Whether matrix products are in bfloat16 (parameters stay float32).
+        repeats: How often an epoch shows each of its examples, with other draws; it shows so much
+            fewer of them (repeated augmentation; Hoffer et al., 2020).
+        matrices_only: Whether weight decay spares norms, biases and embeddings.
 
     Raises:
         ValueError: If both or neither of `epochs` and `steps` are given, or a number lies outside
@@ -68,6 +71,8 @@ class TrainingSettings:
     clip: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
     bf16: bool = False
+    repeats: int = 1
+    matrices_only: bool = False
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -75,7 +80,7 @@ class TrainingSettings:
                 f"epochs = {self.epochs} and steps = {self.steps}; give one of them, None for the"
                 " other"
             )
-        for name in ("batch", "epochs", "steps"):
+        for name in ("batch", "epochs", "steps", "repeats"):
             if getattr(self, name) is not None:
                 POSITIVE_INTEGER.require(**{name: getattr(self, name)})
         if self.clip is not None:
@@ -94,7 +99,8 @@ class Backbone:
     Attributes:
         fields: Fields of the model's configuration.
         widths: Sizes of the model that are swept.
-        contenders: Further fields for the protocol's own models, by the models' names.
+        contenders: Further fields for the protocol's own models, by the models' names; all fields
+            of one of another library's, with transformers' `model_type`.
     """
 
     fields: Fields
@@ -209,6 +215,9 @@ class Protocol:
             overrides: Other values for some fields, such as ``hidden_size`` or ``mixers``.
         """
         own = self.backbone.contenders.get(contender, {})
+        if "model_type" in own:
+            demands = {"num_labels": self.task.classes}
+            return AutoConfig.for_model(**{**own, **demands, **overrides})
         start = {"hidden_size": self.backbone.widths[0], "mixers": [{"name": contender}]}
         fields = {**start, **self.backbone.fields, **own, **self.task.demands, **overrides}
         kind: Any = self.task.kind.config_class
@@ -216,7 +225,7 @@ class Protocol:
 
     def model(self, contender: str, **overrides: Any) -> PreTrainedModel:
         """Build a new model from the configuration that `config` returns for the same arguments."""
-        return self.task.kind(self.config(contender, **overrides))
+        return self.task.build(self.config(contender, **overrides))
 
 
 def _resized(segment: Segment, sizes: Mapping[str, Any]) -> Segment:
