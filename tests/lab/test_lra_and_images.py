@@ -19,6 +19,8 @@ from fastweights.lab.sweep.trainer import updates_per_epoch
 from fastweights.lab.tasks import FILES, TASKS, ListOps, Pathfinder, Protocol
 from fastweights.lab.tasks.archives import Characters, grey
 from fastweights.lab.tasks.listops import SYMBOLS
+from fastweights.lab.tasks.lra import PATH_X
+from fastweights.lab.tasks.pathfinder import Pictures
 
 # ListOps ------------------------------------------------------------------------------------------
 # ------------------
@@ -65,9 +67,10 @@ def test_listops_has_the_law_of_the_reference() -> None:
 # ------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_pathfinder_shows_what_its_label_says(seed: int) -> None:
-    task = Pathfinder()
+@pytest.mark.parametrize(
+    ("task", "seed"), [*((Pathfinder(), seed) for seed in range(6)), (PATH_X, 0), (PATH_X, 1)]
+)
+def test_pathfinder_shows_what_its_label_says(task: Pathfinder, seed: int) -> None:
     scene = task.scene(rng(seed))
     first, second, *short = scene.curves
     ends = [(curve[0, 0], curve[-1, 1]) for curve in (first, second)]
@@ -84,7 +87,7 @@ def test_pathfinder_shows_what_its_label_says(seed: int) -> None:
         np.testing.assert_allclose(np.linalg.norm(curve[:, 1] - curve[:, 0], axis=1), task.dash)
         towards = (curve[:, 1] - curve[:, 0]) / task.dash
         assert ((towards[1:] * towards[:-1]).sum(1) > 0).all()
-        assert ((curve >= 0) & (curve <= 32)).all()
+        assert ((curve >= 0) & (curve <= task.side)).all()
     for i, one in enumerate(scene.curves):
         for other in scene.curves[:i]:
             near = np.linalg.norm(one.reshape(-1, 1, 2) - other.reshape(1, -1, 2), axis=2).min()
@@ -92,8 +95,28 @@ def test_pathfinder_shows_what_its_label_says(seed: int) -> None:
     picture = task.picture(scene)
     lit = np.argwhere(picture > 0) + 0.5
     ink = np.concatenate([*(curve.reshape(-1, 2) for curve in scene.curves), scene.markers])
-    assert (np.linalg.norm(lit[:, None] - ink[None], axis=2).min(1) < 2.6).all()
+    assert (np.linalg.norm(lit[:, None] - ink[None], axis=2).min(1) < task.radius + 1.1).all()
     assert (picture[tuple(np.floor(scene.markers).astype(int).T)] == 255).all()
+
+
+def test_pictures_take_a_byte_per_pixel_until_they_are_asked_for() -> None:
+    task = TASKS["lra-pathfinder-small"].train[0].task
+    drawn, examples = task.draw(rng(1), 6), task.examples(rng(1), 6)
+    assert isinstance(examples, Pictures)
+    assert examples.stored.inputs.dtype == torch.uint8
+    (batch,) = examples.batches([torch.tensor([4, 1])], [])
+    assert torch.equal(batch.inputs, drawn.inputs[[4, 1]])
+    assert torch.equal(batch.labels, drawn.labels[[4, 1]])
+    assert batch.inputs.dtype == torch.long
+
+
+def test_path_x_has_16384_pixels_and_the_model_of_table_a4() -> None:
+    protocol = TASKS["lra-path-x"]
+    assert protocol.task.length == 16_384
+    config = protocol.config("metala")
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (6, 32, 32)
+    assert (config.mixers, config.bidirectional) == ([{"name": "metala", "heads": 8}], True)
+    assert protocol.training.rates == (7.5e-4,)
 
 
 def test_pathfinder_is_balanced() -> None:
@@ -274,7 +297,11 @@ def test_sweeps_train_on_files(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "examples", "updates"),
-    [("lra-listops", 96_000, 50_000), ("lra-pathfinder", 160_000, 500_000)],
+    [
+        ("lra-listops", 96_000, 50_000),
+        ("lra-pathfinder", 160_000, 500_000),
+        ("lra-path-x", 160_000, 500_000),
+    ],
 )
 def test_the_arena_has_its_own_number_of_examples(name: str, examples: int, updates: int) -> None:
     protocol = TASKS[name]

@@ -4,12 +4,14 @@ curve?
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fastweights.lab.tasks.base import Batch, SequenceTask
+from fastweights.lab.tasks.base import Batch, Examples, SequenceTask, Share
 
 FINE = 4
 ANGLES = np.arange(-85, 86, 10) * np.pi / 180
@@ -79,12 +81,19 @@ class Pathfinder(SequenceTask):
         return self.side**2
 
     def draw(self, generator: np.random.Generator, count: int) -> Batch:
-        scenes = [self.scene(generator) for _ in range(count)]
-        pixels = np.stack([self.picture(scene) for scene in scenes]).reshape(count, -1)
-        return Batch(
-            torch.from_numpy(pixels.astype(np.int64)),
-            torch.tensor([scene.label for scene in scenes]),
-        )
+        return as_tokens(self._pictures(generator, count))
+
+    def examples(self, generator: np.random.Generator, count: int) -> Pictures:
+        return Pictures(self._pictures(generator, count))
+
+    def _pictures(self, generator: np.random.Generator, count: int) -> Batch:
+        """A byte per pixel."""
+        pixels, labels = np.empty((count, self.length), np.uint8), torch.empty(count).long()
+        for number in range(count):
+            scene = self.scene(generator)
+            pixels[number] = self.picture(scene).ravel()
+            labels[number] = scene.label
+        return Batch(torch.from_numpy(pixels), labels)
 
     def scene(self, generator: np.random.Generator) -> Scene:
         """Draw a random scene; starts again until the two long curves fit."""
@@ -173,6 +182,30 @@ class Pathfinder(SequenceTask):
         return bool(inside) and not (
             len(taken) and _distances(taken, *dash).min() < self.gap + self.width
         )
+
+
+@dataclass(frozen=True)
+class Pictures(Examples):
+    """Pictures that take a byte per pixel until they are asked for: 2.6 GB are all of Path-X's.
+
+    Attributes:
+        stored: The pictures and labels.
+    """
+
+    stored: Batch
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def batches(
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+    ) -> Iterator[Batch]:
+        return map(as_tokens, self.stored.batches(rows, seed, share))
+
+
+def as_tokens(pictures: Batch) -> Batch:
+    """Pictures whose pixels are the models' tokens."""
+    return replace(pictures, inputs=pictures.inputs.long())
 
 
 def _around(low: float, high: float, reach: float) -> slice:
