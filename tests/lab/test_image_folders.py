@@ -13,18 +13,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import image_runs
 from beside_cpu import require_timm
 from distributions import assert_frequencies, rng
-from fastweights.lab.sweep import InProcess, SweepModel, SweepPlan, sweep
+from fastweights.lab.sweep import InProcess, SweepFolder, SweepModel, SweepPlan, sweep
 from fastweights.lab.sweep.trainer import batches
 from fastweights.lab.tasks import Crop, DeiTAugmentation, ImageFolder, imagenet
-from fastweights.lab.tasks.augmentation import Mixing, View, posterize
+from fastweights.lab.tasks.augmentation import Mixing, posterize
 from fastweights.lab.tasks.base import Batch, Examples, Share
 from fastweights.lab.tasks.images import ValidationImages
 from fastweights.models import PRESETS
 from fastweights.training.data.left_out import LeftOutWarning
-
-NAMES = ("cat", "dog", "emu")
+from fastweights.training.loop.processes import Alone
+from image_runs import NAMES, Corner, write_noise
+from running import Running, command
 
 
 def write_images(folder: Path, each: int) -> None:
@@ -37,27 +39,9 @@ def write_images(folder: Path, each: int) -> None:
                 picture.save(folder / part / name / f"{i}.png")
 
 
-def write_noise(folder: Path, each: int) -> ImageFolder:
-    for name in NAMES:
-        (folder / name).mkdir()
-        for i in range(each):
-            noise = rng(i).integers(0, 256, (32, 32, 3)).astype(np.uint8)
-            Image.fromarray(noise).save(folder / name / f"{i}.png")
+def noise(folder: Path, each: int) -> ImageFolder:
+    write_noise(folder, each)
     return ImageFolder(folder, Corner(8))
-
-
-@dataclass(frozen=True)
-class Corner(View):
-    """A random part of the size, drawn as timm draws: by the generators of all three libraries."""
-
-    size: int
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        import random
-
-        top, left = random.randrange(16), int(np.random.randint(16))
-        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float()
-        return pixels[:, top : top + self.size, left : left + self.size] + torch.rand(())
 
 
 def everything(examples: Examples, seed: int = 0, share: Share = Share()) -> Batch:
@@ -119,7 +103,7 @@ def test_training_and_validation_divide_the_images_of_each_class(
 
 def test_every_epoch_has_other_views_and_every_run_the_same(tmp_path: Path) -> None:
     """Whatever is read beside an image, before it or by which process."""
-    examples = write_noise(tmp_path, 7).examples(rng(), 21)
+    examples = noise(tmp_path, 7).examples(rng(), 21)
     before = torch.random.get_rng_state()
     first, second = everything(examples, 1), everything(examples, 2)
     assert torch.equal(first.labels, second.labels)
@@ -180,7 +164,7 @@ def test_shares_divide_a_batch_and_keep_its_ends_together(size: int, count: int)
 
 
 def test_processes_mix_their_shares_as_one_mixes_the_batch(tmp_path: Path) -> None:
-    folder = replace(write_noise(tmp_path, 4), mixing=Mixing())
+    folder = replace(noise(tmp_path, 4), mixing=Mixing())
     examples = folder.examples(rng(), 12)
     for seed in range(4):
         whole, *shares = (
@@ -231,7 +215,7 @@ def test_an_epoch_shows_its_images_several_times(tmp_path: Path) -> None:
 
 
 def test_losses_are_smoothed_and_of_mixed_classes(tmp_path: Path) -> None:
-    task = replace(write_noise(tmp_path, 1), smoothing=0.3)
+    task = replace(noise(tmp_path, 1), smoothing=0.3)
     logits = torch.randn(2, 3)
     batch = Batch(torch.zeros(2, 3, 8, 8), torch.tensor([0, 2]))
 
@@ -251,6 +235,25 @@ class Model:
 
     def __call__(self, **_: object) -> Model:
         return self
+
+
+def test_processes_train_as_one_does(tmp_path: Path) -> None:
+    """Two of them, by gloo, on batches of 8 and 7 images: the same curve and scores."""
+    for part in ("train", "val"):
+        write_noise(tmp_path / part, 6 if part == "train" else 3)
+    (alone,) = image_runs.train(tmp_path, tmp_path / "alone", Alone())
+    words = [str(tmp_path), str(tmp_path / "two")]
+    running = Running(command(words, processes=2, module="image_runs"), tmp_path / "said")
+    assert running.end() == 0, running.errors
+    (two,) = (SweepFolder(tmp_path / "two").row(next(image_runs.plan(tmp_path).runs())),)
+    assert two is not None
+    assert two.steps == alone.steps == 4
+    assert (two.accuracy, two.parts) == (alone.accuracy, alone.parts)
+    assert two.loss == pytest.approx(alone.loss, rel=1e-5)
+    for ours, theirs in zip(two.curve, alone.curve, strict=True):
+        assert ours.step == theirs.step
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-5)
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
 
 
 # DeiT by timm -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -55,6 +56,7 @@ from fastweights.lab.tasks import (
     TokenTask,
     TrainingSettings,
 )
+from fastweights.lab.tasks.base import Share
 from fastweights.mixers import MIXERS, plugin
 from fastweights.training.loop.schedules import Cosine
 from tolerances import TOLERANCE
@@ -113,6 +115,17 @@ def timeless(row: Row) -> Row:
 
 
 # order --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [COPY, EPOCHS], ids=["new examples", "epochs"])
+def test_processes_share_the_batches_of_one(protocol: Protocol) -> None:
+    def rows(share: Share) -> list[list[list[int]]]:
+        some = islice(batches(protocol, 3, share), 9)
+        return [sorted(batch.inputs.tolist()) for batch in some]
+
+    shares = [rows(Share(index, 2)) for index in range(2)]
+    assert [sorted(first + second) for first, second in zip(*shares, strict=True)] == rows(Share())
+    assert all(batch for batch in shares[0])
 
 
 @pytest.mark.parametrize("shuffled", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,9 @@ from fastweights.lab.reproduce import (
 from fastweights.lab.reproduce import reproduce as test_claim
 from fastweights.lab.reproduce.judge import lack_of_rates
 from fastweights.lab.reproduce.measures import At, Sample
+from fastweights.lab.sweep import follow, leading
 from fastweights.training.loop.identity import key_of
+from fastweights.training.loop.processes import Alone, Processes, join_processes
 
 ALL = "all"
 COLOURS = {
@@ -44,36 +47,51 @@ def reproduce(chosen: Namespace, console: Console) -> None:
         console.width = WIDE
     if chosen.claim is None:
         console.print(_list())
-    elif chosen.claim == ALL:
-        _test_all(chosen, console)
-    else:
-        other = _settings(chosen)
-        out = chosen.out or Path("runs", "reproduce", _folder(chosen.claim, chosen.size, other))
-        _test(chosen.claim, out, chosen, console)
+        return
+    processes = _processes(chosen)
+    if not processes.is_first:
+        follow(processes)
+        return
+    with leading(processes):
+        if chosen.claim == ALL:
+            _test_all(chosen, processes, console)
+        else:
+            other = _settings(chosen)
+            out = chosen.out or Path("runs", "reproduce", _folder(chosen.claim, chosen.size, other))
+            _test(chosen.claim, out, chosen, processes, console)
+
+
+def _processes(chosen: Namespace) -> Processes:
+    """Those that a launcher has started, or this one alone."""
+    device = chosen.device.torch()
+    if "RANK" not in os.environ:
+        return Alone(device)
+    return join_processes(device if device.type == "cpu" else None)
 
 
 def _settings(chosen: Namespace) -> OtherSettings:
     return OtherSettings(chosen.rates, chosen.seeds, chosen.steps)
 
 
-def _test(name: str, out: Path, chosen: Namespace, console: Console) -> None:
+def _test(name: str, out: Path, chosen: Namespace, processes: Processes, console: Console) -> None:
     claim = find_claim(name).with_settings(chosen.size, _settings(chosen))
     if reason := lack_of_rates(claim.at(chosen.size).experiment):
         console.print(f"no verdict can come of this: {reason}; --rates has others", soft_wrap=True)
-    place = TrialContext(out.parent / "shared", chosen.device.torch(), chosen.data, chosen.workers)
+    shared, device = out.parent / "shared", processes.device
+    place = TrialContext(shared, device, chosen.data, chosen.workers, processes)
     outcome = test_claim(name, claim, chosen.size, out, place, partial(_begin, console))
     _print(outcome, console)
     console.print(f"{out / 'outcome.json'}, {out / 'picture.png'}", soft_wrap=True)
 
 
-def _test_all(chosen: Namespace, console: Console) -> None:
+def _test_all(chosen: Namespace, processes: Processes, console: Console) -> None:
     """The shortest first; one that cannot be tested does not keep the others from it."""
     out, other, reasons = chosen.out or Path("runs", "reproduce"), _settings(chosen), {}
     names = sorted(CLAIMS, key=lambda name: CLAIMS[name].at(chosen.size).minutes)
     for number, name in enumerate(names, 1):
         console.rule(f"{name}, {number} of {len(names)}", align="left")
         try:
-            _test(name, out / _folder(name, chosen.size, other), chosen, console)
+            _test(name, out / _folder(name, chosen.size, other), chosen, processes, console)
         except (ValueError, RuntimeError) as error:
             reasons[name] = error
             console.print(Text(str(error), style="red"), soft_wrap=True)

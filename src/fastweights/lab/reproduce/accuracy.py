@@ -24,10 +24,12 @@ from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.sweep import (
     InProcess,
     Local,
+    Pool,
     Row,
     SweepFolder,
     SweepModel,
     SweepPlan,
+    Together,
     best,
     sweep,
 )
@@ -141,7 +143,8 @@ class TaskTrial(Trial):
         )
 
     def _sweep(self, plan: SweepPlan, context: TrialContext) -> list[Row]:
-        pool = InProcess() if context.workers == 1 else Local(context.workers)
+        pool: Pool = InProcess() if context.workers == 1 else Local(context.workers)
+        pool = Together(context.processes) if context.processes.count > 1 else pool
         rows = sweep(plan, context.shared / "sweep", pool, device=str(context.device))
         if len(rows) < len(list(plan.runs())):
             raise RuntimeError(
@@ -222,6 +225,7 @@ class TaskExperiment(Experiment):
             them.
     """
 
+    trains_together = True
     cells: tuple[TaskTrial, ...]
     columns: tuple[str, ...] = ()
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, nextafter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from matplotlib.figure import Figure
 
 from fastweights.lab.reproduce.exact_tests import ExactTest
 from fastweights.lab.reproduce.measures import At, Measure, Measures, Sample
+from fastweights.training.loop.processes import Alone, Processes
 
 Figures = Mapping[str, Mapping[str, float]]
 """Numbers of a paper: series → column → number."""
@@ -227,12 +228,14 @@ class TrialContext:
         device: Where models compute.
         data: Folder of the user's data, if any.
         workers: Processes for independent runs; None for as many as there are cores.
+        processes: Those that train each model of a task together, of which this is the first.
     """
 
     shared: Path
     device: torch.device
     data: Path | None = None
     workers: int | None = None
+    processes: Processes = Alone()
 
     def file(self, name: str) -> Path:
         """Return the path of a file in the user's data.
@@ -308,6 +311,9 @@ class Trial(ABC):
 
 class Experiment(ABC):
     """An experiment at one size, a frozen value."""
+
+    trains_together: ClassVar[bool] = False
+    """Whether several processes can train each of its models."""
 
     @abstractmethod
     def trials(self) -> Sequence[Trial]:

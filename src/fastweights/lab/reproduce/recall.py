@@ -28,6 +28,7 @@ from fastweights.training.data.tokens import Sequences, TokenText
 from fastweights.training.loop.checkpoint import no_progress_bars
 from fastweights.training.loop.files import atomic_folder
 from fastweights.training.loop.folder import keyed_folder
+from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.schedules import Cosine
 
 COUNTED, MEASURED = 65_536, 32_768
@@ -92,7 +93,7 @@ class RecallTraining(LanguageTraining):
     ) -> tuple[FastWeightsForCausalLM, Language]:
         folder = keyed_folder(context.shared / "models", PretrainedModel(self, mixers, seed))
         if not folder.exists():
-            model = train(self.run(mixers, seed), device=context.device).model
+            model = train(self.run(mixers, seed), processes=Alone(context.device)).model
             with no_progress_bars(), atomic_folder(folder) as new:
                 model.save_pretrained(new)
         return load_model(folder, context), self.language()

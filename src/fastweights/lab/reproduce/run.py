@@ -149,9 +149,15 @@ def reproduce(
         listener: Called with (trial, its number, number of trials) for every trial.
 
     Raises:
-        ValueError: If the claim has no such size, or a file that it reads is missing.
+        ValueError: If the claim has no such size, a file that it reads is missing, or several
+            processes cannot train its models.
     """
     experiment = claim.at(size).experiment
+    if place.processes.count > 1 and not experiment.trains_together:
+        raise ValueError(
+            f"{name} trains every model in one process; start it without torchrun, or accelerate"
+            " launch"
+        )
     done = run_missing_trials(experiment, Ledger(out), place, listener)
     outcome = outcome_of(name, claim, size, done, experiment.floors(place))
     picture = claim.picture.draw(outcome.measures, f"{claim.paper}, {claim.place}")

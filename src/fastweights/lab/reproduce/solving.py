@@ -30,6 +30,7 @@ from fastweights.recurrence import (
 )
 from fastweights.training.data.tokens import TokenText
 from fastweights.training.language.perplexity import nll_by_position
+from fastweights.training.loop.processes import Alone
 
 STEPS, ALLOWED = "steps per token", "steps allowed"
 ADDED, BY_STEPS = "loss added to that of 30 steps", "accuracy by steps"
@@ -100,7 +101,8 @@ class FewerSteps(Trial):
 
     def run(self, context: TrialContext) -> list[Measure]:
         runs = self.cell.tuned_plan(context).runs()
-        stage = train(next(run for run in runs if run.seed == self.seed), device=context.device)
+        judged = next(run for run in runs if run.seed == self.seed)
+        stage = train(judged, processes=Alone(context.device))
         return list(self._measures(stage))
 
     def _measures(self, stage: TaskStage) -> Iterator[Measure]:
@@ -123,6 +125,7 @@ class StepsExperiment(TaskExperiment):
         ValueError: If a trial has no seeds that choose its learning rate.
     """
 
+    trains_together = False
     steps: tuple[int, ...] = (0, 30)
 
     def __post_init__(self) -> None:

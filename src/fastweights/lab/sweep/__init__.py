@@ -4,7 +4,16 @@ drawn."""
 from fastweights.lab.sweep.figures import AXES, draw
 from fastweights.lab.sweep.folder import SweepFolder, sweep
 from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun, read_plan
-from fastweights.lab.sweep.pool import InProcess, Local, Pool, Ray, RunFailure
+from fastweights.lab.sweep.pool import (
+    InProcess,
+    Local,
+    Pool,
+    Ray,
+    RunFailure,
+    Together,
+    follow,
+    leading,
+)
 from fastweights.lab.sweep.summary import Best, best
 from fastweights.lab.sweep.trainer import Point, Row, fit
 
@@ -22,9 +31,12 @@ __all__ = [
     "SweepModel",
     "SweepPlan",
     "SweepRun",
+    "Together",
     "best",
     "draw",
     "fit",
+    "follow",
+    "leading",
     "read_plan",
     "sweep",
 ]

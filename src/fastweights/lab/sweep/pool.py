@@ -9,7 +9,7 @@ import signal
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,9 +19,10 @@ import torch
 
 from fastweights.environment import require_package
 from fastweights.lab.sweep.plan import SweepRun
-from fastweights.lab.sweep.trainer import Row, fit
+from fastweights.lab.sweep.trainer import Point, Row, fit
 from fastweights.ranges import POSITIVE_INTEGER
 from fastweights.training.loop.json_lines import append_row, finite
+from fastweights.training.loop.processes import Alone, Processes
 
 
 @dataclass(frozen=True)
@@ -122,16 +123,55 @@ class Ray(Pool):
             ray.shutdown()
 
 
+@dataclass(frozen=True)
+class Together(Pool):
+    """A pool whose runs are each trained by all processes that this one, the first of them, was
+    launched with; the others `follow`. A run that fails ends the sweep.
+
+    Attributes:
+        processes: The processes.
+    """
+
+    processes: Processes
+
+    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Iterator[Row]:
+        for run in runs:
+            self.processes.hand_out(run)
+            yield fit(run, _log(logs, run), self.processes)
+
+
+def follow(processes: Processes) -> None:
+    """Train what the first process trains, until its block of `leading` ends."""
+    while (run := processes.hand_out(None)) is not None:
+        fit(run, processes=processes)
+
+
+@contextmanager
+def leading(processes: Processes) -> Iterator[None]:
+    """Let the other processes, which `follow` this one, end with the block."""
+    try:
+        yield
+    except BaseException:
+        with processes.first_then_others():
+            raise
+    processes.hand_out(None)
+
+
 def work(run: SweepRun, logs: Path, device: str) -> Row | RunFailure:
     """Compute one run and return its row or, if it raises an error, a `RunFailure`."""
     torch.set_num_threads(1)
-    logs.mkdir(parents=True, exist_ok=True)
     try:
-        log = logs / f"{run.key}.jsonl"
-        log.unlink(missing_ok=True)
-        return fit(run, lambda point: append_row(log, finite(asdict(point))), torch.device(device))
+        return fit(run, _log(logs, run), Alone(torch.device(device)))
     except Exception:
         return RunFailure(run, traceback.format_exc())
+
+
+def _log(logs: Path, run: SweepRun) -> Callable[[Point], None]:
+    """What appends every evaluation to a new log of the run."""
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{run.key}.jsonl"
+    log.unlink(missing_ok=True)
+    return lambda point: append_row(log, finite(asdict(point)))
 
 
 @contextmanager

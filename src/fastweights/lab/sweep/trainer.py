@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.tasks import Batch, Protocol, Score, Task, TrainingSettings
-from fastweights.lab.tasks.base import Examples
+from fastweights.lab.tasks.base import Examples, Share
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.loop.loop import run_in_memory
@@ -120,29 +120,30 @@ class Row:
 def fit(
     run: SweepRun,
     listener: Callable[[Point], None] = lambda point: None,
-    device: torch.device = torch.device("cpu"),
+    processes: Processes = Alone(),
 ) -> Row:
     """Train and test one model.
 
-    The same run on the same machine gives the same row, except for the seconds.
+    The same run on the same machine gives the same row, except for the seconds. Several processes,
+    all of which call this, read the examples of one, each its share of every batch.
 
     Args:
         run: What to train.
         listener: Called with every evaluation.
-        device: Where to train.
+        processes: Who trains, and where.
     """
-    return train(run, listener, device).row()
+    return train(run, listener, processes).row()
 
 
 def train(
     run: SweepRun,
     listener: Callable[[Point], None] = lambda point: None,
-    device: torch.device = torch.device("cpu"),
+    processes: Processes = Alone(),
 ) -> TaskStage:
     """Train a model, as `fit` does, and return its training, which has the model as it is at the
     end."""
-    stage = TaskStage(run, device, listener)
-    run_in_memory(stage, stage.optimization, Alone(device))
+    stage = TaskStage(run, processes, listener)
+    run_in_memory(stage, stage.optimization, processes)
     return stage
 
 
@@ -171,20 +172,23 @@ class TaskStage(Stage):
     update.
 
     The batches come in the protocol's order, and random numbers continue from the model's seed: an
-    interrupted run starts again from the beginning.
+    interrupted run starts again from the beginning. Those of several processes are functions of
+    seed, step and process.
     """
 
     def __init__(
-        self, run: SweepRun, device: torch.device, listener: Callable[[Point], None]
+        self, run: SweepRun, processes: Processes, listener: Callable[[Point], None]
     ) -> None:
         self.run, self.listener, self.training = run, listener, run.protocol.training
+        self.processes = processes
         self.began, self.step, self.points = time.perf_counter(), 0, list[Point]()
         self.validation = run.protocol.validation_set(TEST_SEED)
         self.test = run.protocol.test_set(TEST_SEED)
-        self.batches = batches(run.protocol, run.seed)
+        self.batches = batches(run.protocol, run.seed, _share(processes))
+        self.batch: Batch | None = None
         torch.manual_seed(run.seed)
         self.config = run.config()
-        self.model = cast(Any, run.protocol.task.build(self.config)).to(device)
+        self.model = cast(Any, run.protocol.task.build(self.config)).to(processes.device)
         self.loss = torch.zeros(())
         self.result: tuple[int, list[Score]] | None = None
 
@@ -205,21 +209,31 @@ class TaskStage(Stage):
             bf16=training.bf16,
         )
 
-    def seed(self, seed: int, step: int, process: int) -> None: ...
+    def seed(self, seed: int, step: int, process: int) -> None:
+        if self.processes.count > 1:
+            super().seed(seed, step, process)
+
+    def learnt(self, first: int, count: int) -> int:
+        self.batch = next(self.batches)
+        return len(self.batch.targets)
 
     def backward(self, first: int, count: int, share: float, step: int) -> Mapping[str, Tensor]:
-        batch = next(self.batches).to(self.model.device)
-        loss = self.run.protocol.task.loss(self.model, batch)
-        go_backward(loss)
-        self.loss, self.step = loss.detach(), step + 1
-        return {"loss": self.loss}
+        read, self.batch = self.batch, None
+        batch = (next(self.batches) if read is None else read).to(self.model.device)
+        loss = torch.zeros((), device=self.model.device)
+        if len(batch):
+            loss = self.run.protocol.task.loss(self.model, batch)
+            go_backward(loss * share)
+        self.loss, self.step = loss.detach() * share, step + 1
+        return {"loss": loss.detach()}
 
     def validate(self, processes: Processes = Alone()) -> Mapping[str, float]:
         """Score the validation set, and the test set too when this is the best checkpoint so
         far."""
         score = self._score(self.validation)
         seconds = time.perf_counter() - self.began
-        point = Point(self.step, float(self.loss), score.loss, score.accuracy, seconds)
+        loss = processes.total({"loss": float(self.loss)})["loss"] / processes.count
+        point = Point(self.step, loss, score.loss, score.accuracy, seconds)
         best = all(point.accuracy > earlier.accuracy for earlier in self.points)
         self.points.append(point)
         last = self.is_over or self.step == self.optimization.steps
@@ -248,7 +262,14 @@ class TaskStage(Stage):
         return self._score(self.test)
 
     def _score(self, parts: Sequence[Examples]) -> Score:
-        return score(self.model, self.run.protocol.task, parts, 4 * self.training.batch)
+        own = score(
+            self.model,
+            self.run.protocol.task,
+            parts,
+            4 * self.training.batch,
+            _share(self.processes),
+        )
+        return Score.of(self.processes.total(own.numbers))
 
     def row(self) -> Row:
         """Return the results of the run."""
@@ -278,18 +299,24 @@ class TaskStage(Stage):
         )
 
 
-def batches(protocol: Protocol, seed: int) -> Iterator[Batch]:
-    """Yield the batch of every update: new ones without end, or epochs over the training set."""
+def _share(processes: Processes) -> Share:
+    return Share(processes.reader, processes.readers)
+
+
+def batches(protocol: Protocol, seed: int, share: Share = Share()) -> Iterator[Batch]:
+    """Yield a process's share of the batch of every update: new ones without end, or epochs over
+    the training set."""
     training = protocol.training
     if training.epochs is None:
-        yield from (protocol.fresh(seed, step, training.batch) for step in count())
+        own = share(torch.arange(training.batch))
+        yield from (protocol.fresh(seed, step, training.batch)[own] for step in count())
     parts = protocol.training_set(seed)
     for epoch in range(training.epochs or 0):
-        yield from _epoch(parts, training, [seed, epoch])
+        yield from _epoch(parts, training, [seed, epoch], share)
 
 
 def _epoch(
-    parts: Sequence[Examples], training: TrainingSettings, seed: Sequence[int]
+    parts: Sequence[Examples], training: TrainingSettings, seed: Sequence[int], share: Share
 ) -> Iterator[Batch]:
     """One part after the other, the examples of each in an order of this epoch's own if they are
     shuffled.
@@ -298,7 +325,7 @@ def _epoch(
     for part in parts:
         order = generator.permutation(len(part)) if training.shuffled else np.arange(len(part))
         order = (order[:, None] + len(part) * np.arange(repeats)).flatten()[: len(part)]
-        yield from part.batches(torch.from_numpy(order).split(training.batch), seed)
+        yield from part.batches(torch.from_numpy(order).split(training.batch), seed, share)
 
 
 def updates_per_epoch(protocol: Protocol) -> int:
@@ -308,15 +335,23 @@ def updates_per_epoch(protocol: Protocol) -> int:
     return sum(-(-(segment.examples or 0) // protocol.training.batch) for segment in protocol.train)
 
 
-def score(model: PreTrainedModel, task: Task, parts: Sequence[Examples], size: int) -> Score:
-    """Score all examples of `parts`, `size` at a time."""
+def score(
+    model: PreTrainedModel,
+    task: Task,
+    parts: Sequence[Examples],
+    size: int,
+    share: Share = Share(),
+) -> Score:
+    """Score a process's share of all examples of `parts`, `size` of them at a time."""
     pieces = (
         piece.to(model.device)
         for part in parts
-        for piece in part.batches(torch.arange(len(part)).split(size), [TEST_SEED])
+        for piece in part.batches(torch.arange(len(part)).split(size), [TEST_SEED], share)
+        if len(piece)
     )
     with evaluation_mode(model):
-        return reduce(add, (task.score(task.logits(model, piece), piece) for piece in pieces))
+        scores = (task.score(task.logits(model, piece), piece) for piece in pieces)
+        return reduce(add, scores, Score.nothing(task.classes))
 
 
 def state_bytes(model: PreTrainedModel, task: Task) -> int | None:

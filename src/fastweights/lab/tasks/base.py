@@ -140,6 +140,23 @@ class Score:
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
 
+    @classmethod
+    def nothing(cls, classes: int) -> Score:
+        """Return the score of no predictions."""
+        return cls(0.0, *(torch.zeros(classes, dtype=torch.long) for _ in range(3)))
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float]) -> Score:
+        """Return the score whose `numbers` these are."""
+        counts = torch.tensor([x for name, x in numbers.items() if name != "nats"]).long()
+        return cls(numbers["nats"], *counts.chunk(3))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All sums by name, to be added up over processes."""
+        counts = torch.cat([self.hits, self.labelled, self.predicted]).tolist()
+        return {"nats": self.nats, **{f"{place}": float(x) for place, x in enumerate(counts)}}
+
     @property
     def loss(self) -> float:
         """The mean loss per label, in nats."""

@@ -146,6 +146,10 @@ class Processes:
         """Let the first process run a block before all others do."""
         return nullcontext()
 
+    def hand_out(self, value: T) -> T:
+        """Return the first process's value, which the others wait for however long."""
+        return value
+
     def wait(self) -> None:
         """Wait until all processes have arrived here."""
 
@@ -227,6 +231,13 @@ class Launched(Processes):
         finally:
             if self.is_first:
                 _store().set(turn, outcome)
+
+    def hand_out(self, value: T) -> T:
+        from accelerate.utils import broadcast_object_list
+
+        with self.first_then_others():
+            pass
+        return broadcast_object_list([value])[0]
 
     def wait(self) -> None:
         self._state.wait_for_everyone()
