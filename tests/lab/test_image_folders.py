@@ -20,7 +20,7 @@ from fastweights.lab.sweep import InProcess, SweepFolder, SweepModel, SweepPlan,
 from fastweights.lab.sweep.trainer import batches
 from fastweights.lab.tasks import Crop, DeiTAugmentation, ImageFolder, imagenet
 from fastweights.lab.tasks.augmentation import Mixing, posterize
-from fastweights.lab.tasks.base import Batch, Examples, Share
+from fastweights.lab.tasks.base import Batch, BatchShare, Examples
 from fastweights.lab.tasks.images import ValidationImages
 from fastweights.models import PRESETS
 from fastweights.training.data.left_out import LeftOutWarning
@@ -44,7 +44,7 @@ def noise(folder: Path, each: int) -> ImageFolder:
     return ImageFolder(folder, Corner(8))
 
 
-def everything(examples: Examples, seed: int = 0, share: Share = Share()) -> Batch:
+def everything(examples: Examples, seed: int = 0, share: BatchShare = BatchShare()) -> Batch:
     """All examples in one batch."""
     return next(examples.batches([torch.arange(len(examples))], [seed], share))
 
@@ -155,7 +155,7 @@ def test_what_a_folder_of_images_leaves_out_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 12])
 def test_shares_divide_a_batch_and_keep_its_ends_together(size: int, count: int) -> None:
     rows = torch.arange(100, 100 + size)
-    shares = [Share(index, count)(rows) for index in range(count)]
+    shares = [BatchShare(index, count)(rows) for index in range(count)]
     assert sorted(torch.cat(shares).tolist()) == rows.tolist()
     for share in shares:
         assert torch.equal(share.flip(0), 199 + size - share)
@@ -168,9 +168,10 @@ def test_processes_mix_their_shares_as_one_mixes_the_batch(tmp_path: Path) -> No
     examples = folder.examples(rng(), 12)
     for seed in range(4):
         whole, *shares = (
-            everything(examples, seed, share) for share in (Share(), Share(0, 2), Share(1, 2))
+            everything(examples, seed, share)
+            for share in (BatchShare(), BatchShare(0, 2), BatchShare(1, 2))
         )
-        order = torch.cat([Share(index, 2)(torch.arange(12)) for index in (0, 1)])
+        order = torch.cat([BatchShare(index, 2)(torch.arange(12)) for index in (0, 1)])
         for name in ("inputs", "labels", "mixed"):
             parts = [getattr(share, name) for share in shares]
             torch.testing.assert_close(torch.cat(parts), getattr(whole, name)[order])

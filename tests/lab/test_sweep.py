@@ -56,7 +56,7 @@ from fastweights.lab.tasks import (
     TokenTask,
     TrainingSettings,
 )
-from fastweights.lab.tasks.base import Share
+from fastweights.lab.tasks.base import BatchShare
 from fastweights.mixers import MIXERS, plugin
 from fastweights.training.loop.schedules import Cosine
 from tolerances import TOLERANCE
@@ -119,12 +119,14 @@ def timeless(row: Row) -> Row:
 
 @pytest.mark.parametrize("protocol", [COPY, EPOCHS], ids=["new examples", "epochs"])
 def test_processes_share_the_batches_of_one(protocol: Protocol) -> None:
-    def rows(share: Share) -> list[list[list[int]]]:
+    def rows(share: BatchShare) -> list[list[list[int]]]:
         some = islice(batches(protocol, 3, share), 9)
         return [sorted(batch.inputs.tolist()) for batch in some]
 
-    shares = [rows(Share(index, 2)) for index in range(2)]
-    assert [sorted(first + second) for first, second in zip(*shares, strict=True)] == rows(Share())
+    shares = [rows(BatchShare(index, 2)) for index in range(2)]
+    assert [sorted(first + second) for first, second in zip(*shares, strict=True)] == rows(
+        BatchShare()
+    )
     assert all(batch for batch in shares[0])
 
 

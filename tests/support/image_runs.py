@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import beside_cpu  # noqa: F401 (before transformers)
-from fastweights.lab.sweep import Row, SweepModel, SweepPlan, Together, follow, leading, sweep
+from fastweights.lab.sweep import AllProcesses, Row, SweepModel, SweepPlan, follow, leading, sweep
 from fastweights.lab.tasks import Segment, imagenet
 from fastweights.lab.tasks.augmentation import Mixing, View
 from fastweights.training.loop.processes import Processes, join_processes, leave_processes
@@ -60,7 +60,7 @@ def train(folder: Path, out: Path, processes: Processes) -> list[Row]:
         follow(processes)
         return []
     with leading(processes):
-        return sweep(plan(folder), out, Together(processes), listener=lambda _: None)
+        return sweep(plan(folder), out, AllProcesses(processes), listener=lambda _: None)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from fastweights.lab.reproduce.claim import (
 )
 from fastweights.lab.reproduce.measures import At, Measure, Measures
 from fastweights.lab.sweep import (
+    AllProcesses,
     InProcess,
     Local,
     Pool,
@@ -29,7 +30,6 @@ from fastweights.lab.sweep import (
     SweepFolder,
     SweepModel,
     SweepPlan,
-    Together,
     best,
     sweep,
 )
@@ -144,7 +144,7 @@ class TaskTrial(Trial):
 
     def _sweep(self, plan: SweepPlan, context: TrialContext) -> list[Row]:
         pool: Pool = InProcess() if context.workers == 1 else Local(context.workers)
-        pool = Together(context.processes) if context.processes.count > 1 else pool
+        pool = AllProcesses(context.processes) if context.processes.count > 1 else pool
         rows = sweep(plan, context.shared / "sweep", pool, device=str(context.device))
         if len(rows) < len(list(plan.runs())):
             raise RuntimeError(

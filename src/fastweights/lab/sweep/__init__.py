@@ -5,12 +5,12 @@ from fastweights.lab.sweep.figures import AXES, draw
 from fastweights.lab.sweep.folder import SweepFolder, sweep
 from fastweights.lab.sweep.plan import SweepModel, SweepPlan, SweepRun, read_plan
 from fastweights.lab.sweep.pool import (
+    AllProcesses,
     InProcess,
     Local,
     Pool,
     Ray,
     RunFailure,
-    Together,
     follow,
     leading,
 )
@@ -19,6 +19,7 @@ from fastweights.lab.sweep.trainer import Point, Row, fit
 
 __all__ = [
     "AXES",
+    "AllProcesses",
     "Best",
     "InProcess",
     "Local",
@@ -31,7 +32,6 @@ __all__ = [
     "SweepModel",
     "SweepPlan",
     "SweepRun",
-    "Together",
     "best",
     "draw",
     "fit",

@@ -124,7 +124,7 @@ class Ray(Pool):
 
 
 @dataclass(frozen=True)
-class Together(Pool):
+class AllProcesses(Pool):
     """A pool whose runs are each trained by all processes that this one, the first of them, was
     launched with; the others `follow`. A run that fails ends the sweep.
 

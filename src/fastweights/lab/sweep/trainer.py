@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from fastweights.lab.sweep.plan import SweepRun
 from fastweights.lab.tasks import Batch, Protocol, Score, Task, TrainingSettings
-from fastweights.lab.tasks.base import Examples, Share
+from fastweights.lab.tasks.base import BatchShare, Examples
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.evaluation import evaluation_mode
 from fastweights.training.loop.loop import run_in_memory
@@ -299,11 +299,11 @@ class TaskStage(Stage):
         )
 
 
-def _share(processes: Processes) -> Share:
-    return Share(processes.reader, processes.readers)
+def _share(processes: Processes) -> BatchShare:
+    return BatchShare(processes.reader, processes.readers)
 
 
-def batches(protocol: Protocol, seed: int, share: Share = Share()) -> Iterator[Batch]:
+def batches(protocol: Protocol, seed: int, share: BatchShare = BatchShare()) -> Iterator[Batch]:
     """Yield a process's share of the batch of every update: new ones without end, or epochs over
     the training set."""
     training = protocol.training
@@ -316,7 +316,7 @@ def batches(protocol: Protocol, seed: int, share: Share = Share()) -> Iterator[B
 
 
 def _epoch(
-    parts: Sequence[Examples], training: TrainingSettings, seed: Sequence[int], share: Share
+    parts: Sequence[Examples], training: TrainingSettings, seed: Sequence[int], share: BatchShare
 ) -> Iterator[Batch]:
     """One part after the other, the examples of each in an order of this epoch's own if they are
     shuffled.
@@ -340,7 +340,7 @@ def score(
     task: Task,
     parts: Sequence[Examples],
     size: int,
-    share: Share = Share(),
+    share: BatchShare = BatchShare(),
 ) -> Score:
     """Score a process's share of all examples of `parts`, `size` of them at a time."""
     pieces = (

@@ -31,7 +31,7 @@ from fastweights.models.loss import IGNORE_INDEX, select_targets
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """What one of several processes reads of every batch: as many of its first examples as of its
     last, so that those that are mixed with each other, from either end, are read together.
 
@@ -58,7 +58,7 @@ class Examples(ABC):
 
     @abstractmethod
     def batches(
-        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: BatchShare = BatchShare()
     ) -> Iterator[Batch]:
         """Yield this process's share of the batch of each of ``rows [n]``.
 
@@ -94,7 +94,7 @@ class Batch(Examples):
         return self._each(lambda x: x[rows])
 
     def batches(
-        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: BatchShare = BatchShare()
     ) -> Iterator[Batch]:
         del seed
         return (self[share(chosen) % len(self)] for chosen in rows)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fastweights.environment import require_package
 from fastweights.lab.tasks.augmentation import Crop, Mixing, View
-from fastweights.lab.tasks.base import Batch, Examples, ImageTask, Share
+from fastweights.lab.tasks.base import Batch, BatchShare, Examples, ImageTask
 from fastweights.layers import upcast
 from fastweights.training.data.left_out import LeftOut, is_hidden
 from fastweights.training.loop.seeds import random_seed_from
@@ -224,7 +224,7 @@ class ImageFiles(Examples):
         return len(self.files)
 
     def batches(
-        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: BatchShare = BatchShare()
     ) -> Iterator[Batch]:
         """Yield the batches, of whose images processes read `PART` each at a time, ahead."""
         for package in self.view.packages:
@@ -232,7 +232,7 @@ class ImageFiles(Examples):
         asked, due = tee((chosen, share(chosen)) for chosen in rows)
         parts = (self._part(part, seed) for _, own in asked for part in own.split(PART))
         reader = DataLoader(
-            cast(Dataset[Tensor], Reader(self.view)),
+            cast(Dataset[Tensor], ImageReader(self.view)),
             sampler=parts,
             batch_size=None,
             collate_fn=_as_it_is,
@@ -261,7 +261,7 @@ class ImageFiles(Examples):
 
 
 @dataclass(frozen=True)
-class Reader:
+class ImageReader:
     """Reads images from their files: what a process that reads them holds.
 
     Attributes:
@@ -283,7 +283,7 @@ class Reader:
             return self.view(image.convert("RGB"))
 
 
-def _as_it_is(images: Tensor) -> Tensor:
+def _as_it_is(images: Any) -> Tensor:
     return images
 
 

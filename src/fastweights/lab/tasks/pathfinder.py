@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastweights.lab.tasks.base import Batch, Examples, SequenceTask, Share
+from fastweights.lab.tasks.base import Batch, BatchShare, Examples, SequenceTask
 
 FINE = 4
 ANGLES = np.arange(-85, 86, 10) * np.pi / 180
@@ -198,7 +198,7 @@ class Pictures(Examples):
         return len(self.stored)
 
     def batches(
-        self, rows: Iterable[Tensor], seed: Sequence[int], share: Share = Share()
+        self, rows: Iterable[Tensor], seed: Sequence[int], share: BatchShare = BatchShare()
     ) -> Iterator[Batch]:
         return map(as_tokens, self.stored.batches(rows, seed, share))
 

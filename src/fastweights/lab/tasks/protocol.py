@@ -216,8 +216,8 @@ class Protocol:
         """
         own = self.backbone.contenders.get(contender, {})
         if "model_type" in own:
-            demands = {"num_labels": self.task.classes}
-            return AutoConfig.for_model(**{**own, **demands, **overrides})
+            fields: dict[str, Any] = {**own, "num_labels": self.task.classes, **overrides}
+            return AutoConfig.for_model(**fields)
         start = {"hidden_size": self.backbone.widths[0], "mixers": [{"name": contender}]}
         fields = {**start, **self.backbone.fields, **own, **self.task.demands, **overrides}
         kind: Any = self.task.kind.config_class
