@@ -289,7 +289,9 @@ def _as_it_is(images: Any) -> Tensor:
 
 def _readers() -> int:
     """Processes that read, of each of those that train on this computer."""
-    return max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    own = getattr(os, "sched_getaffinity", None)  # not everywhere
+    cores = len(own(0)) if own else os.cpu_count() or 1
+    return max(cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _why_unread(place: Path) -> str:
