@@ -30,8 +30,8 @@ POSITIONED = ("softmax", "fox", "rwkv4", "mamba2", "lolcats", "hybrid")
 """Models that are read without padding and documents, too: nobody is asked for positions then."""
 
 WITHOUT_EFFECT = (
-    *("softmax", "fox", "loglinear_mamba2", "loglinear_gdn", "pgdn", "pkda", "ttt_linear"),
-    "ttt_mlp",
+    *("softmax", "mla", "olmo2", "fox", "loglinear_mamba2", "loglinear_gdn", "pgdn", "pkda"),
+    *("ttt_linear", "ttt_mlp"),
 )
 
 
