@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastweights.kernels.triton.chips import CHIPS
 from fastweights.kernels.triton.device import decay
 from fastweights.kernels.triton.launch import launch
 from fastweights.kernels.triton.streams import Strided
@@ -57,15 +58,17 @@ def test_long_sequences_are_counted_at_short_ones(monkeypatch: pytest.MonkeyPatc
     """The work of five chunks, from one and two of them and from all."""
     problem = Problem("decay scalar", Sizes(2, 160, 3, 16, 24), torch.float32)
     monkeypatch.setattr(interpret, "LENGTHS", (32, 64))
-    extended = interpret.work_of(problem, 90)
+    extended = interpret.work_of(problem, CHIPS[90])
     monkeypatch.setattr(interpret, "LENGTHS", (80, 160))
-    whole = interpret.work_of(problem, 90)
+    whole = interpret.work_of(problem, CHIPS[90])
     for found, wanted in zip(extended, whole, strict=True):
         assert [launch.name for launch in found] == [launch.name for launch in wanted]
         for a, b in zip(found, wanted, strict=True):
             assert a.counts == pytest.approx(b.counts, rel=0.02), a.name
     assert len(whole.backward) > 1
-    assert interpret.configuration(problem, 90) == interpret.configuration(problem, 90)
+    assert interpret.configuration(problem, CHIPS[90]) == interpret.configuration(
+        problem, CHIPS[90]
+    )
 
 
 def test_passes_of_loops_and_early_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +77,8 @@ def test_passes_of_loops_and_early_ends_are_counted(monkeypatch: pytest.MonkeyPa
     """
     monkeypatch.setattr(interpret, "LENGTHS", (32, 64))
     problem = Problem("decay tied", Sizes(2, 160, 3, 16, 16), torch.float32)
-    forward = {launch.name: launch.passed for launch in interpret.work_of(problem, 90).forward}
+    launches = interpret.work_of(problem, CHIPS[90]).forward
+    forward = {launch.name: launch.passed for launch in launches}
     assert forward["states"][line_of(decay.states, "for i in range(begin")] == 30
     assert forward["outputs"][line_of(decay.outputs, "for first in range(0, sizes.K")] == 30
     assert forward["steep_scores"] == {EARLY: 30}
