@@ -157,8 +157,12 @@ def _of(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("model", "method", "tokens", "attention"))
 
 
-ANSWERS = ("linearize_pretrained_answers", "linearize_pretrained_more_answers")
-"""Files of answers to SQuAD's questions, of some of the rows."""
+ANSWERS = (
+    "linearize_pretrained_answers",
+    "linearize_pretrained_more_answers",
+    "linearize_pretrained_streaming_answers",
+)
+"""Files of answers to SQuAD's questions, of some of the rows; StreamingLLM's are in the last."""
 
 
 PRETRAINED = (
