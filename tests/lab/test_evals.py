@@ -97,7 +97,6 @@ def by_prefixes(model: PreTrainedModel, sequence: list[int]) -> list[float]:
 
 
 # loss by position ---------------------------------------------------------------------------------
-# ------------------
 
 
 @every_model
@@ -218,7 +217,6 @@ def test_batches_may_differ_in_length() -> None:
 
 
 # items --------------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.parametrize("name", eval_files.ITEMS)
@@ -311,7 +309,6 @@ def test_shots_are_solved_words_before_the_word(tmp_path: Path) -> None:
 
 
 # likelihood ---------------------------------------------------------------------------------------
-# ------------------
 
 PAIRS = [
     ("He came", " in."),
@@ -392,7 +389,6 @@ def test_greedy_is_what_greedy_decoding_says(bytewise) -> None:
 
 
 # scores -------------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_choices_are_divided_by_tokens_and_by_characters() -> None:
@@ -455,7 +451,6 @@ def test_answers_are_exact_or_contain_a_value() -> None:
 
 
 # answers ------------------------------------------------------------------------------------------
-# ------------------
 
 
 def greedily(model: FastWeightsForCausalLM, ids: list[int], tokens: int) -> str:
@@ -511,7 +506,6 @@ def test_rolling_likelihood_is_of_the_whole_text(bytewise) -> None:
 
 
 # the command --------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from fastweights.lab.tasks.lra import PATH_X
 from fastweights.lab.tasks.pathfinder import Pictures
 
 # ListOps ------------------------------------------------------------------------------------------
-# ------------------
 
 
 def value(tokens: list[str]) -> int:
@@ -64,7 +63,6 @@ def test_listops_has_the_law_of_the_reference() -> None:
 
 
 # Pathfinder ---------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,6 @@ def test_pathfinder_is_balanced() -> None:
 
 
 # readers ------------------------------------------------------------------------------------------
-# ------------------
 
 
 def pack(path: Path, members: dict[str, bytes]) -> Path:

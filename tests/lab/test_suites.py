@@ -54,7 +54,6 @@ def documents(split: str, *rows: dict[str, Any]) -> dict[str, Any]:
 
 
 # the tables ---------------------------------------------------------------------------------------
-# ------------------
 
 
 def test_every_task_and_metric_is_lm_evals() -> None:
@@ -153,6 +152,23 @@ def test_averages_of_printed_rows_are_the_printed_ones(suite: str, average: str)
     assert abs(100 * found - want) < 0.0051
 
 
+def test_averages_are_of_one_number_of_solved_examples() -> None:
+    suite = SUITES["lolcats"]
+    some = tuple(replace(column, shots=(0, 5)) for column in suite.columns)
+    scores = tuple(
+        ColumnScore(column.name, "", "acc", shots, (shots / 10,), ((),), ("", ""))
+        for column in some
+        for shots in column.shots
+    )
+    found = SuiteScores(replace(suite, columns=some), scores).averages
+    assert found == {
+        "AVG (no MMLU), 0 shots": 0.0,
+        "AVG, 0 shots": 0.0,
+        "AVG (no MMLU), 5 shots": 0.5,
+        "AVG, 5 shots": 0.5,
+    }
+
+
 def test_averages_without_some_columns_say_so() -> None:
     row, _ = PRINTED["mesanet-commonsense", "global AVG"]
     del row["RACE-M"]
@@ -161,7 +177,6 @@ def test_averages_without_some_columns_say_so() -> None:
 
 
 # local files --------------------------------------------------------------------------------------
-# ------------------
 
 REQUESTS: dict[str, tuple[str, list[str]]] = {
     "hellaswag": ("Roofing: A man is on a roof. He", [" a", " b", " c", " d"]),
@@ -239,7 +254,6 @@ def test_a_task_that_lm_eval_lacks_is_named() -> None:
 
 
 # scores -------------------------------------------------------------------------------------------
-# ------------------
 
 ALIKE = {
     "piqa": "piqa",
@@ -336,7 +350,6 @@ def test_a_group_is_scored_with_its_own_examples(
 
 
 # solved examples ----------------------------------------------------------------------------------
-# ------------------
 
 
 def contexts(column: TableColumn, seed: int, data: Path) -> list[str]:
@@ -375,7 +388,6 @@ def test_scores_of_several_prefixes_are_a_mean_and_a_deviation() -> None:
 
 
 # the command --------------------------------------------------------------------------------------
-# ------------------
 
 
 @pytest.fixture(scope="module")
@@ -422,6 +434,7 @@ def test_the_command_draws_examples(checkpoint: Path, data: Path, tmp_path: Path
         ([], "give --suite, one of metala-superglue, "),
         (["--suite", "lolcats", "--tasks", "boolq"], "--suite lolcats has no task boolq; it has"),
         (["--tasks", "piqa", "--data", "/nowhere"], "there is no folder /nowhere"),
+        (["--tasks", "piqa", "--prefixes", "3"], "there are none; give --shots"),
         (["--tasks", "zz"], "lm-evaluation-harness has no task zz"),
     ],
 )

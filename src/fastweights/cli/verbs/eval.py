@@ -150,7 +150,11 @@ def _suite(chosen: Namespace) -> Suite:
     if chosen.shots is not None:
         columns = tuple(replace(column, shots=chosen.shots) for column in suite.columns)
         suite = replace(suite, columns=columns)
-    return suite if chosen.prefixes is None else replace(suite, prefixes=chosen.prefixes)
+    if chosen.prefixes is None:
+        return suite
+    if not any(shots for column in suite.columns for shots in column.shots):
+        raise ValueError("--prefixes are of solved examples, and there are none; give --shots")
+    return replace(suite, prefixes=chosen.prefixes)
 
 
 def _suite_table(suite: Suite, scores: Mapping[str, suite_scores.SuiteScores]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,14 +82,23 @@ class SuiteScores:
 
     @property
     def averages(self) -> dict[str, float]:
-        """The paper's averages; where columns are missing, their names say so."""
-        found: dict[str, float] = {}
+        """The paper's averages, for each number of solved examples if columns have several; where
+        columns are missing, their names say so."""
+        if any(len(column.shots) > 1 for column in self.suite.columns):
+            numbers = sorted({one.shots for one in self.scores})
+            return {
+                f"{name}, {shots} shots": mean
+                for shots in numbers
+                for name, mean in self._means([s for s in self.scores if s.shots == shots])
+            }
+        return dict(self._means(self.scores))
+
+    def _means(self, scores: Sequence[ColumnScore]) -> Iterator[tuple[str, float]]:
         for name, columns in self.suite.averages.items():
-            means = [one.mean for one in self.scores if one.column in columns]
+            means = [one.mean for one in scores if one.column in columns]
             count = "" if len(means) == len(columns) else f" ({len(means)} of {len(columns)})"
             if means:
-                found[name + count] = float(np.mean(means))
-        return found
+                yield name + count, float(np.mean(means))
 
     def record(self) -> dict[str, Any]:
         """Return all numbers, for a JSON file."""

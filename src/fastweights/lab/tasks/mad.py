@@ -386,7 +386,6 @@ def _one_of(generator: np.random.Generator, mask: np.ndarray) -> np.ndarray:
 
 
 # protocols ----------------------------------------------------------------------------------------
-# ------------------
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,6 @@ def _batch(languages: Languages, tokens: np.ndarray, states: np.ndarray) -> Word
 
 
 # protocols ----------------------------------------------------------------------------------------
-# ------------------
 
 _GPT2: Fields = {
     "norm": "layer",

@@ -162,7 +162,6 @@ class ModularArithmetic(TokenTask):
 
 
 # protocols ----------------------------------------------------------------------------------------
-# ------------------
 
 _MESANET: Fields = {"num_hidden_layers": 2, "tie_word_embeddings": False}
 _MESA = {name: {"mixers": [{"name": name, "heads": 4}]} for name in ("mesa", "mesa_signed")}
