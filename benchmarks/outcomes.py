@@ -4,17 +4,19 @@
     python benchmarks/outcomes.py [CLAIM ...] [--floors]
 
 The first copies outcome.json of every folder in RUNS, in which ``fastweights reproduce CLAIM --out
-RUNS/CLAIM`` was run. The second is for a change of what claims say or of how they are judged:
-statements, verdicts and reasons are written anew, what was measured stays. With --floors floors are
-measured again, too; for those of language models some are trained, once for all claims: half a
-minute each on 2 cores.
+RUNS/CLAIM`` was run, and the dates of their commits; a protocol that another replaces is added to
+results/reproduce_protocols.json by hand, with its verdict and reason. The second is for a change
+of what claims say or of how they are judged: statements, verdicts and reasons are written anew,
+what was measured stays. With --floors floors are measured again, too; for those of language models
+some are trained, once for all claims: half a minute each on 2 cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fastweights.training.loop.files import read_json
 from measuring import RESULTS
 
 OUTCOMES = RESULTS / "reproduce"
+PROTOCOLS = RESULTS / "reproduce_protocols.json"
 
 
 def main() -> None:
@@ -37,8 +40,10 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path("runs/reproduce/shared"))
     chosen = parser.parse_args()
     if chosen.take is not None:
-        for path in sorted(chosen.take.glob("*/outcome.json")):
-            save(read_json(path))
+        taken = [read_json(path) for path in sorted(chosen.take.glob("*/outcome.json"))]
+        for outcome in taken:
+            save(outcome)
+        _date(commit for outcome in taken for commit in (outcome["commit"] or "").split(", "))
         return
     context = TrialContext(chosen.shared, torch.device("cpu"), chosen.data, 1)
     for path in sorted(OUTCOMES.glob("*.json")):
@@ -55,6 +60,17 @@ def save(outcome: Mapping[str, Any]) -> None:
     (OUTCOMES / f"{outcome['claim']}-{outcome['size']}.json").write_text(
         json.dumps(outcome, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
     )
+
+
+def _date(commits: Iterable[str]) -> None:
+    """Write down the dates of commits, by which their protocols were fixed."""
+    protocols = read_json(PROTOCOLS)
+    for commit in filter(None, commits):
+        asked = ["git", "log", "-1", "--format=%as", commit.rstrip("+")]
+        date = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        protocols["commits"][commit] = date
+    text = json.dumps(protocols, ensure_ascii=False, indent=1) + "\n"
+    PROTOCOLS.write_text(text, encoding="utf-8")
 
 
 def _judged(content: dict[str, Any], context: TrialContext, floors: bool) -> dict[str, Any]:
