@@ -293,3 +293,4 @@ def test_n_grams_learn_what_neighbours_say() -> None:
     losses = [counts.loss(text, order) for order in (1, 2, 3)]
     assert losses[0] == pytest.approx(np.log(4), rel=0.05)
     assert losses[1] < 0.05
+    assert counts.loss([0, 1, 3], 2, (1,)) == counts.loss([0, 1], 2) < counts.loss([0, 1, 3], 2)

@@ -46,10 +46,10 @@ class NGrams:
             found = kept + DISCOUNT * self.kinds[n][seen] / total * found
         return found
 
-    def loss(self, tokens: Sequence[int], order: int) -> float:
-        """Return the mean of -log p over all tokens but the first, in nats, by the last `order`
-        tokens."""
-        places = range(1, len(tokens))
+    def loss(self, tokens: Sequence[int], order: int, places: Sequence[int] = ()) -> float:
+        """Return the mean of -log p in nats, by the last `order` tokens, over the tokens at
+        `places`; over all but the first if there are none."""
+        places = places or range(1, len(tokens))
         return -sum(
             log(self.probability(tuple(tokens[max(0, t + 1 - order) : t]), tokens[t]))
             for t in places

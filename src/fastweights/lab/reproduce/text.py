@@ -4,13 +4,15 @@ several ways."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from fastweights.errors import NonFiniteError
 from fastweights.lab.reproduce.claim import (
     FIVE,
     FLOOR,
@@ -61,12 +63,14 @@ class ArchitectureWithFields(Architecture):
 class Language:
     """The tokens of a language, and how many different ones there are.
 
-    n-grams are counted in `train`, whose slices are arrays; models are measured on `validation`.
+    n-grams are counted in `train`, whose slices are arrays; models are measured on those tokens of
+    `validation` that are `learnt`; None for all.
     """
 
     train: TokenText
     validation: TokenText
     vocabulary: int
+    learnt: np.ndarray | None = None
 
 
 class LanguageTraining(ABC):
@@ -106,27 +110,53 @@ class LanguageTraining(ABC):
         lowest loss; it is kept with them."""
         if not tuning.rates:
             return self
-        folder = keyed_folder(context.shared / "tuning", TunedModel(self, mixers, tuning))
-        if not (folder / "losses.json").exists():
-            losses = {
-                str(rate): self._loss_at(rate, mixers, tuning, context) for rate in tuning.rates
-            }
-            folder.mkdir(exist_ok=True)
-            write_json(folder / "losses.json", losses)
-        losses = read_json(folder / "losses.json")
-        return replace(cast(Any, self), rate=float(min(losses, key=losses.__getitem__)))
+        tuned = TunedModel(self, mixers, tuning)
+        rate = best_rate(
+            tuned, tuning.rates, lambda rate: self._loss_at(rate, mixers, tuning, context), context
+        )
+        return replace(cast(Any, self), rate=rate)
 
     def _loss_at(
         self, rate: float, mixers: Sequence[Fields], tuning: Tuning, context: TrialContext
     ) -> float:
-        """The mean validation loss over the tuning's seeds; infinite if any training diverged."""
+        """The mean validation loss over the tuning's seeds."""
         training: LanguageTraining = replace(cast(Any, self), rate=rate)
         losses = []
         for seed in tuning.seeds:
             model, language = training.train_or_load(mixers, seed, context)
             tokens = np.asarray(language.validation[:PREDICTED])
             losses.append(nll_by_position(model, tokens, self.length + 1, batch=16).mean)
-        return float(np.nan_to_num(np.mean(losses), nan=np.inf))
+        return float(np.mean(losses))
+
+
+def best_rate(
+    tuned: Any, rates: Sequence[float], loss_at: Callable[[float], float], context: TrialContext
+) -> float:
+    """Return the learning rate of the lowest loss; the losses are kept under `tuned`, a value that
+    decides them.
+
+    Raises:
+        ValueError: If training diverged at every rate.
+    """
+    folder = keyed_folder(context.shared / "tuning", tuned)
+    if not (folder / "losses.json").exists():
+        losses = {str(rate): _loss_unless_diverged(loss_at, rate) for rate in rates}
+        folder.mkdir(exist_ok=True)
+        write_json(folder / "losses.json", losses)
+    losses = read_json(folder / "losses.json")
+    if min(losses.values()) == inf:
+        raise ValueError(
+            f"training diverges at every rate of {', '.join(losses)}; try lower --rates"
+        )
+    return float(min(losses, key=losses.__getitem__))
+
+
+def _loss_unless_diverged(loss_at: Callable[[float], float], rate: float) -> float:
+    try:
+        loss = loss_at(rate)
+    except NonFiniteError:
+        return inf
+    return loss if isfinite(loss) else inf
 
 
 @dataclass(frozen=True)
@@ -312,6 +342,22 @@ class Extrapolation(TextProbe):
             yield Measure(series, float(loss.mean_so_far[length - 1]), length, FAR, seed)
 
 
+def losses_of_n_grams(language: Language) -> dict[str, float]:
+    """Return the nats per token of validation text that n-grams of the training text reach, by
+    name."""
+    counted, predicted = (
+        np.asarray(text[:count]).tolist()
+        for text, count in ((language.train, COUNTED), (language.validation, PREDICTED))
+    )
+    counts = NGrams(counted, LONGEST, language.vocabulary)
+    learnt = np.ones(len(predicted), bool) if language.learnt is None else language.learnt
+    places = np.flatnonzero(learnt[1 : len(predicted)]) + 1
+    return {
+        f"{order}-grams": counts.loss(predicted, order, places.tolist())
+        for order in range(1, LONGEST + 1)
+    }
+
+
 def by_octave(series: str, loss: PositionLoss, seed: int) -> Iterator[Measure]:
     """Yield the nats per token from each power of two up to the next."""
     last = len(loss.nll)
@@ -404,14 +450,9 @@ class LanguageModels(Experiment):
         series, mixers = next(iter(self.models.items()))
         tuned = self._pretraining(series).at_best_rate(mixers, self.tuning, context)
         _, language = tuned.train_or_load(mixers, self.seeds[0], context)
-        counted, predicted = (
-            np.asarray(text[:count]).tolist()
-            for text, count in ((language.train, COUNTED), (language.validation, PREDICTED))
-        )
-        counts = NGrams(counted, LONGEST, language.vocabulary)
         return [
-            Measure(f"{order}-grams", counts.loss(predicted, order), quantity=FLOOR)
-            for order in range(1, LONGEST + 1)
+            Measure(name, nats, quantity=FLOOR)
+            for name, nats in losses_of_n_grams(language).items()
         ]
 
     def with_settings(self, other: OtherSettings) -> LanguageModels:
