@@ -24,6 +24,7 @@ from fastweights.lab.evals.harness import HarnessModel, SharedPrefix, score_suit
 from fastweights.lab.evals.harness_tasks import find_tasks, load_tasks
 from fastweights.lab.evals.items import HARNESS_SOURCES
 from fastweights.lab.evals.score import score
+from fastweights.lab.evals.suite_journal import SuiteJournal
 from fastweights.lab.evals.suite_scores import ColumnScore, SuiteScores
 from fastweights.lab.evals.suites import PER_QUESTION, PER_TOKEN, SUITES, Suite, TableColumn
 from fastweights.train import Bytes
@@ -300,6 +301,45 @@ def test_every_item_is_told(small: Small, data: Path) -> None:
     assert told == list(range(1 + 2 + 3 * 2))
 
 
+def test_a_stopped_suite_goes_on_after_its_finished_parts(
+    small: Small, data: Path, tmp_path: Path
+) -> None:
+    columns = [TableColumn("BOOLQ", "boolq"), TableColumn("PIQA", "piqa", None, (0, 1))]
+    suite, loaded = suite_of(*columns, prefixes=2), load_tasks(columns, data)
+    whole = score_suite(*small, suite, loaded)
+    path = tmp_path / "new" / "parts.jsonl"
+
+    def stopping(pieces: Iterable[int], what: str) -> Iterable[int]:
+        del what
+        for piece in pieces:
+            if piece == 4:  # of one of BOOLQ and two of PIQA, three times
+                raise KeyboardInterrupt
+            yield piece
+
+    with pytest.raises(KeyboardInterrupt):
+        score_suite(*small, suite, loaded, follow=stopping, journal=SuiteJournal(path, "a"))
+    assert len(path.read_text().splitlines()) == 2
+    with path.open("a") as file:
+        file.write('{"model": "a", "part')
+    first, told = path.read_text().splitlines()[0], list[int]()
+
+    def counting(pieces: Iterable[int], what: str) -> Iterable[int]:
+        del what
+        for piece in pieces:
+            yield piece
+            told.append(piece)
+
+    resumed = score_suite(*small, suite, loaded, follow=counting, journal=SuiteJournal(path, "a"))
+    assert resumed == whole
+    assert len(told) == 7
+    rows = path.read_text().splitlines()
+    assert rows[0] == first
+    assert len(rows) == 4
+    score_suite(*small, suite, loaded, limit=1, journal=SuiteJournal(path, "a"))
+    score_suite(*small, suite, loaded, journal=SuiteJournal(path, "b"))
+    assert len(path.read_text().splitlines()) == 4 + 4 + 4
+
+
 def test_long_prompts_are_read_from_their_end(small: Small) -> None:
     how = {"until": [], "max_gen_toks": 4}
     end = "the end of it al"
@@ -408,6 +448,8 @@ def test_the_command_scores_a_suite(
     assert "MesaNet, Tables 11 and 12" in said
     assert "local AVG (1 of 8)" in said
     (saved,) = tmp_path.glob("*.json")
+    (parts,) = tmp_path.glob("*.parts.jsonl")
+    assert len(parts.read_text().splitlines()) == 2
     found = json.loads(saved.read_text())
     assert [one["column"] for one in found["scores"]] == ["LMB.", "PIQA"]
     assert found["limit"] == 1

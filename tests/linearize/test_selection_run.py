@@ -26,8 +26,9 @@ from fastweights.linearize.distill.recipe import (
 from fastweights.linearize.distill.steps import RankLayersStep
 from fastweights.linearize.distill.student import StudentModel
 from fastweights.linearize.evaluate.criteria import CRITERIA, AloneLinear, LossMeasure
-from fastweights.linearize.evaluate.ranking import Ranking, fingerprint, read_ranking
+from fastweights.linearize.evaluate.ranking import Ranking, read_ranking
 from fastweights.training.data.documents import Data
+from fastweights.training.language.existing import fingerprint
 from fastweights.training.loop.processes import leave_processes
 from killable_runs import Heard, launch_two
 from planted import PREVIOUS, planted_llama
@@ -124,7 +125,7 @@ def test_the_dtype_of_the_weights_counts(source, tmp_path) -> None:
 REFUSALS = {
     "another model": (
         lambda source: {"ranking": replace(ranking_of(source, (0, 1, 2)), model="ef" * 32)},
-        "this ranking is of another model: of the weights efefefefefef…",
+        "this ranking is of another model: of the weights efefef",
     ),
     "missing layers": (
         lambda source: {"ranking": ranking_of(source, (0, 1))},

@@ -20,6 +20,7 @@ from fastweights.importers.gguf import is_gguf, keep_codes
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, FewBitsConfig
 from fastweights.models.quantize import stored_bits
 from fastweights.models.size import require_memory
+from fastweights.training.language.existing import fingerprint
 from fastweights.training.loop.checkpoint import (
     model_source,
     no_progress_bars,
@@ -42,6 +43,12 @@ def rounded_bits(chosen: Namespace) -> int | None:
     if chosen.int8 and chosen.int4:
         raise ValueError("--int8 and --int4 both say how weights are rounded; give one of them")
     return 8 if chosen.int8 else 4 if chosen.int4 else None
+
+
+def model_identity(source: str | Path, bits: int | None) -> str:
+    """Return what identifies a model's weights, as they are rounded."""
+    rounded = f" int{bits}" if bits else ""
+    return fingerprint(model_source(source)) + rounded
 
 
 def rounded_source(source: str | Path, bits: int | None) -> str | Path:

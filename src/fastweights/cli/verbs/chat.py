@@ -16,6 +16,7 @@ from rich.console import Console
 from fastweights.cli.chat_session import ChatSession, Message
 from fastweights.cli.load import (
     load_model,
+    model_identity,
     require_tokenizer,
     rounded_bits,
     rounded_source,
@@ -24,8 +25,6 @@ from fastweights.cli.verbs.generate import note
 from fastweights.errors import CheckpointError, DataError
 from fastweights.generate import Sampler
 from fastweights.models.graph import refuse_static
-from fastweights.training.language.existing import fingerprint
-from fastweights.training.loop.checkpoint import model_source
 from fastweights.training.loop.signals import StopOnSignal
 
 UNSAVED = Path("runs", "chats")
@@ -77,9 +76,7 @@ class Talk:
 
     @cached_property
     def _model_id(self) -> str:
-        bits = rounded_bits(self.chosen)
-        rounded = f" int{bits}" if bits else ""
-        return fingerprint(model_source(self.source)) + rounded
+        return model_identity(self.source, rounded_bits(self.chosen))
 
     def run(self) -> int:
         """Answer lines until there are no more; the exit status."""

@@ -13,12 +13,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fastweights.cli.load import load_config, load_model, rounded_bits
+from fastweights.cli.load import load_config, load_model, model_identity, rounded_bits
 from fastweights.cli.progress import reporter
 from fastweights.environment import require_package
 from fastweights.lab.evals import needles, suite_scores
 from fastweights.lab.evals.items import SOURCES, Item, recall_prompts
 from fastweights.lab.evals.score import Scores, score
+from fastweights.lab.evals.suite_journal import SuiteJournal
 from fastweights.lab.evals.suites import SUITES, Suite, TableColumn
 from fastweights.linearize.convert.rotary import positions_of
 from fastweights.training.data.corpus import tokenize_sources
@@ -117,8 +118,12 @@ def measure_harness(chosen: Namespace, console: Console) -> None:
     for source in chosen.models:
         model, tokenizer = load_model(source, chosen.device.torch(), bits=rounded_bits(chosen))
         how = {"limit": chosen.limit, "batch": chosen.batch, "seed": chosen.seed}
+        finished = chosen.out / f"{_file_name(source)}.parts.jsonl"
+        journal = SuiteJournal(finished, model_identity(source, rounded_bits(chosen)))
         with _following(console, source) as follow:
-            one = harness.score_suite(model, tokenizer, suite, loaded, **how, follow=follow)
+            one = harness.score_suite(
+                model, tokenizer, suite, loaded, **how, follow=follow, journal=journal
+            )
         scores[source] = one
         _write(chosen, source, {**one.record(), **how})
     console.print(_suite_table(suite, scores))

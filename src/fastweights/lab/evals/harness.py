@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from io import StringIO
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from fastweights.lab.evals.harness_tasks import LoadedTask, without_remarks
 from fastweights.lab.evals.likelihood import Query, boundary, likelihoods, query
+from fastweights.lab.evals.suite_journal import SuiteJournal, SuitePart
 from fastweights.lab.evals.suite_scores import ColumnScore, SuiteScores
 from fastweights.lab.evals.suites import PER_QUESTION, PER_TOKEN, Suite
 from fastweights.training.loop.report import Follow, unfollowed
@@ -123,6 +125,7 @@ def score_suite(
     batch: int = 16,
     seed: int = 0,
     follow: Follow = unfollowed,
+    journal: SuiteJournal | None = None,
 ) -> SuiteScores:
     """Score a model on a suite by lm-evaluation-harness.
 
@@ -135,27 +138,56 @@ def score_suite(
         batch: Contexts, texts or prompts at once.
         seed: Seed of the first choice of solved examples; those after it have the next ones.
         follow: Told of every item.
+        journal: Where finished parts are written down, and not scored again; None for nowhere.
     """
     with without_remarks():
         reader = HarnessModel(model, tokenizer, batch, suite.length or LONGEST)
     runs = [
-        (task, shots, range(seed, seed + (suite.prefixes or 1 if shots else 1)))
+        (task, list(_parts(suite, task, shots, seed, limit)))
         for task in loaded
         for shots in task.columns[0].shots
     ]
-    total = sum(task.items(limit) * len(seeds) for task, _, seeds in runs)
-    told = _Told(iter(follow(range(total), "scoring")))
+    told = _Told(iter(follow(range(sum(t.items(limit) * len(ps) for t, ps in runs)), "scoring")))
     scores = list[ColumnScore]()
-    for task, shots, seeds in runs:
-        found = []
-        for one in seeds:
+    for task, parts in runs:
+        found = list[list[ColumnScore]]()
+        for part in parts:
             reader.advance = told.advance(task.items(limit))
-            _prepare(task, shots, one, shared=suite.prefixes is not None)
-            found.append(_evaluate(reader, task, limit))
-        scores += _columns(task, shots, found, tokenizer)
+            found.append(_score_part(reader, task, part, journal))
+        scores += map(_joined, zip(*found, strict=True))
     told.end()
     order = [column.name for column in suite.columns]
     return SuiteScores(suite, tuple(sorted(scores, key=lambda one: order.index(one.column))))
+
+
+def _parts(
+    suite: Suite, task: LoadedTask, shots: int, seed: int, limit: int | None
+) -> Iterator[SuitePart]:
+    """One for each choice of solved examples."""
+    shared, documents = suite.prefixes is not None, task.hash_documents()
+    for one in range(seed, seed + (suite.prefixes or 1 if shots else 1)):
+        yield SuitePart(task.columns, documents, shots, one, shared, limit, suite.length or LONGEST)
+
+
+def _score_part(
+    reader: HarnessModel, task: LoadedTask, part: SuitePart, journal: SuiteJournal | None
+) -> list[ColumnScore]:
+    """The scores of a part, from the journal if it is finished."""
+    if journal and (known := journal.find(part)) is not None:
+        reader.advance(1)
+        return known
+    _prepare(task, part.shots, part.seed, shared=part.shared)
+    found = _evaluate(reader, task, part.limit)
+    scores = list(_columns(task, part.shots, found, reader.tokenizer))
+    if journal:
+        journal.add(part, scores)
+    return scores
+
+
+def _joined(scores: Sequence[ColumnScore]) -> ColumnScore:
+    """One column's scores with several choices of solved examples."""
+    values, rows = (tuple(getattr(one, name)[0] for one in scores) for name in ("values", "rows"))
+    return replace(scores[0], values=values, rows=rows)
 
 
 class _Told:
@@ -194,26 +226,18 @@ def _evaluate(reader: HarnessModel, loaded: LoadedTask, limit: int | None) -> Ma
 
 
 def _columns(
-    loaded: LoadedTask, shots: int, found: Sequence[Mapping[str, Any]], tokenizer: Any
-) -> list[ColumnScore]:
-    """The columns' scores from lm-eval's records, one for each choice of solved examples."""
-    scores = list[ColumnScore]()
+    loaded: LoadedTask, shots: int, found: Mapping[str, Any], tokenizer: Any
+) -> Iterator[ColumnScore]:
+    """The columns' scores from lm-eval's record of one choice of solved examples."""
     for column in loaded.columns:
         name = column.task if loaded.tasks["groups"] else next(iter(loaded.tasks["tasks"]))
-        samples = [_samples(one, name) for one in found]
-        for metric in (column.metric,) if column.metric else _metrics(found[0]["results"][name]):
-            rows = [_rows(loaded, metric, one, tokenizer) for one in samples]
-            values = tuple(
-                sum(row) / len(row)
-                if metric in (PER_TOKEN, PER_QUESTION)
-                else _value(one["results"][name], metric)
-                for one, row in zip(found, rows, strict=True)
-            )
-            prompt = _prompt(samples[0])
-            scores.append(
-                ColumnScore(column.name, column.task, metric, shots, values, tuple(rows), prompt)
-            )
-    return scores
+        results, samples = found["results"][name], _samples(found, name)
+        for metric in (column.metric,) if column.metric else _metrics(results):
+            row = _rows(loaded, metric, samples, tokenizer)
+            by_row = metric in (PER_TOKEN, PER_QUESTION)
+            value = sum(row) / len(row) if by_row else _value(results, metric)
+            prompt = _prompt(samples)
+            yield ColumnScore(column.name, column.task, metric, shots, (value,), (row,), prompt)
 
 
 def _samples(found: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

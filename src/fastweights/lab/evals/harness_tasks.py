@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from re import MULTILINE, findall
 from typing import Any
@@ -51,6 +53,14 @@ class LoadedTask:
     def items(self, limit: int | None) -> int:
         """The number of its items, of each of its tasks no more than `limit`."""
         return sum(size if limit is None else min(size, limit) for size in self.sizes)
+
+    def hash_documents(self) -> str:
+        """Return a hash of its items, and of those that solved examples are drawn from."""
+        digest = sha256()
+        for task in self.tasks["tasks"].values():
+            for document in (*task.eval_docs, *(task.sampler.df or ())):
+                digest.update(json.dumps(document, sort_keys=True, default=str).encode())
+        return digest.hexdigest()[:16]
 
 
 @contextmanager

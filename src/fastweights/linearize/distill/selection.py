@@ -25,7 +25,8 @@ from fastweights.linearize.evaluate.criteria import (
     Losses,
     name_of,
 )
-from fastweights.linearize.evaluate.ranking import Ranking, fingerprint
+from fastweights.linearize.evaluate.ranking import Ranking
+from fastweights.training.language.existing import fingerprint
 
 
 def require_budget(run: ConversionRun) -> None:

@@ -6,17 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from transformers.utils.hub import cached_file
-
 from fastweights.errors import CheckpointError, reason_of
-from fastweights.training.loop.files import hash_file
-
-WEIGHTS = ("*.safetensors", "*.bin")
-"""The files of a checkpoint's weights; the second where there is none of the first."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +21,7 @@ class Ranking:
         measure: What was measured, and its unit.
         damage: By layer, what its linear attention costs.
         order: The layers, those first that are needed most as softmax.
-        model: The `fingerprint` of the softmax model.
+        model: The `training.language.existing.fingerprint` of the softmax model.
         text: What it was measured on, in words.
 
     Raises:
@@ -67,8 +60,8 @@ class Ranking:
         """
         if model != self.model:
             raise ValueError(
-                f"this ranking is of another model: of the weights {self.model[:12]}…, and the"
-                f" model to convert has {model[:12]}…; leave it out, and its own layers are ranked"
+                f"this ranking is of another model: of the weights {self.model}, and the"
+                f" model to convert has {model}; leave it out, and its own layers are ranked"
             )
         missing = sorted(set(layers) - set(self.order))
         if missing:
@@ -98,20 +91,3 @@ def _parse(found: Any) -> Ranking:
     damage = {int(layer): float(number) for layer, number in found["damage"].items()}
     texts = {name: str(found[name]) for name in ("criterion", "measure", "model", "text")}
     return Ranking(damage=damage, order=tuple(map(int, found["order"])), **texts)
-
-
-def fingerprint(source: str) -> str:
-    """Compute what identifies the weights of a softmax model: a hash of the files that hold them.
-
-    Args:
-        source: A folder, or a name on the Hugging Face hub whose weights have been loaded before.
-
-    Returns:
-        64 hexadecimal digits.
-    """
-    folder = Path(source)
-    if not folder.is_dir():  # but where the hub's files of a model are
-        folder = Path(str(cached_file(source, "config.json"))).parent
-    files = next(filter(None, (sorted(folder.glob(name)) for name in WEIGHTS)), [])
-    hashes = "".join(hash_file(path) for path in files)
-    return sha256(hashes.encode()).hexdigest()
