@@ -24,7 +24,7 @@ from fastweights.engines.titan.operations import training_operations
 from fastweights.models.size import count_parameters
 from fastweights.training.data.tokenizers import Bytes
 from fastweights.training.loop.checkpoint import save_model
-from fastweights.training.loop.loop import run_in_memory
+from fastweights.training.loop.loop import Loop
 from fastweights.training.loop.optimizers import AdamW, matrices
 from fastweights.training.loop.processes import Alone
 from fastweights.training.loop.schedules import Constant
@@ -180,7 +180,7 @@ def our_loop(model: FastWeightsForCausalLM, batches: list[Batch]) -> list[float]
     settings = Optimization(
         steps=STEPS, batch=8, optimizer=OPTIMIZER, schedule=Constant(), clip=1.0
     )
-    run_in_memory(stage, settings, Alone())
+    Loop(stage, settings, Alone()).run(lambda due: None)
     return stage.losses
 
 

@@ -16,7 +16,15 @@ from torch import Tensor
 import image_runs
 from beside_cpu import require_timm
 from distributions import assert_frequencies, rng
-from fastweights.lab.sweep import InProcess, SweepFolder, SweepModel, SweepPlan, sweep
+from fastweights.lab.sweep import (
+    InProcess,
+    SweepFolder,
+    SweepModel,
+    SweepPlan,
+    fit,
+    sweep,
+    unfinished,
+)
 from fastweights.lab.sweep.trainer import batches
 from fastweights.lab.tasks import Crop, DeiTAugmentation, ImageFolder, imagenet
 from fastweights.lab.tasks.augmentation import Mixing, posterize
@@ -238,11 +246,22 @@ class Model:
         return self
 
 
-def test_processes_train_as_one_does(tmp_path: Path) -> None:
-    """Two of them, by gloo, on batches of 8 and 7 images: the same curve and scores."""
+@pytest.mark.parametrize("begun", [False, True])
+def test_processes_train_as_one_does(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them, by gloo, on batches of 8 and 7 images: the same curve and scores; also of a run
+    that one of them has begun."""
     for part in ("train", "val"):
         write_noise(tmp_path / part, 6 if part == "train" else 3)
     (alone,) = image_runs.train(tmp_path, tmp_path / "alone", Alone())
+    if begun:
+        monkeypatch.setattr(unfinished, "INTERVAL", 0.0)
+        run = next(image_runs.plan(tmp_path).runs())
+        state = tmp_path / "two" / "unfinished" / f"{run.key}.safetensors"
+        with pytest.raises(StopIteration):
+            fit(run, lambda point, left=iter([None]): next(left), unfinished=state)
+        assert state.exists()
     words = [str(tmp_path), str(tmp_path / "two")]
     running = Running(command(words, processes=2, module="image_runs"), tmp_path / "said")
     assert running.end() == 0, running.errors

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 from torch.nn import functional as F
 
 from fastweights.cli import main
+from fastweights.errors import CheckpointError
 from fastweights.lab.sweep import (
     AXES,
     InProcess,
@@ -41,9 +42,10 @@ from fastweights.lab.sweep import (
     fit,
     read_plan,
     sweep,
+    unfinished,
 )
 from fastweights.lab.sweep.pool import Results
-from fastweights.lab.sweep.trainer import batches, updates_per_epoch
+from fastweights.lab.sweep.trainer import Point, batches, train, updates_per_epoch
 from fastweights.lab.tasks import (
     MQAR,
     TASKS,
@@ -449,9 +451,9 @@ class Watched(Pool):
     results_left: int
     asked: list[str]
 
-    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
+    def results(self, runs: Sequence[SweepRun], folder: Path, device: str) -> Results:
         self.asked += [one.key for one in runs]
-        for result in InProcess().results(runs, logs, device):
+        for result in InProcess().results(runs, folder, device):
             yield result
             self.results_left -= 1
             if self.results_left == 0:
@@ -471,6 +473,48 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     assert [timeless(row) for row in rows] == [timeless(row) for row in straight]
     assert sweep(plan(), tmp_path, Watched(0, second.asked)) == rows
     assert len(second.asked) == 2
+
+
+class KilledError(Exception):
+    """What a run is killed by."""
+
+
+def _killed_after(evaluations: int) -> Callable[[Point], None]:
+    """A listener that kills a run at the evaluation after so many others."""
+    left = iter(range(evaluations))
+
+    def listen(point: Point) -> None:
+        if next(left, None) is None:
+            raise KilledError(point)
+
+    return listen
+
+
+@pytest.mark.parametrize("protocol", [COPY, EPOCHS], ids=["new examples", "epochs"])
+@pytest.mark.parametrize("best_counts", [True, False])
+def test_a_long_run_goes_on_where_it_was_killed(
+    protocol: Protocol, best_counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = replace(protocol.training, best=best_counts)
+    one, file = run(replace(protocol, training=training)), tmp_path / "state.safetensors"
+    whole = train(one)
+    monkeypatch.setattr(unfinished, "INTERVAL", 0.0)
+    with pytest.raises(KilledError):
+        train(one, _killed_after(2), unfinished=file)
+    monkeypatch.setattr(unfinished, "INTERVAL", 1e9)
+    heard = list[Point]()
+    resumed = train(one, heard.append, unfinished=file)
+    assert timeless(resumed.row()) == timeless(whole.row())
+    assert heard == list(resumed.row().curve)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+    assert not file.exists()
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    file.write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"state.safetensors is damaged .* remove it"):
+        train(run(), unfinished=file)
 
 
 def test_a_larger_plan_takes_over_what_it_has_in_common(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ class SweepFolder:
     """The folder that keeps a sweep's results.
 
     ``runs/KEY.json`` holds each run that ended, ``logs/KEY.jsonl`` each run that began,
-    ``failed/KEY.txt`` each traceback; rows.json and, where pyarrow is installed, rows.parquet hold
-    all rows.
+    ``unfinished/KEY.safetensors`` the state of long ones, ``failed/KEY.txt`` each traceback;
+    rows.json and, where pyarrow is installed, rows.parquet hold all rows.
 
     Attributes:
         path: The folder.
@@ -33,13 +33,10 @@ class SweepFolder:
     path: Path
 
     def __post_init__(self) -> None:
-        for folder in (self.path / "runs", self.logs, self.path / "failed"):
+        for name in ("runs", "logs", "unfinished", "failed"):
+            folder = self.path / name
             folder.mkdir(parents=True, exist_ok=True)
             remove_partials(folder)
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     def row(self, run: SweepRun) -> Row | None:
         """Read the result of a run, with the names that this sweep gives to task and model; None if
@@ -66,7 +63,7 @@ class SweepFolder:
 
     def points(self, run: SweepRun) -> list[Point]:
         """Read the evaluations of a run that may not have ended."""
-        rows = read_rows(self.logs / f"{run.key}.jsonl")
+        rows = read_rows(self.path / "logs" / f"{run.key}.jsonl")
         return [Point(**{name: _or_nan(x) for name, x in row.items()}) for row in rows]
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -124,7 +121,7 @@ def sweep(
     due = {run.key: run for run in runs if folder.row(run) is None}
     listener = listener or ProgressLines(len(due))
     try:
-        for result in pool.results(list(due.values()), folder.logs, device) if due else ():
+        for result in pool.results(list(due.values()), path, device) if due else ():
             run = result.run if isinstance(result, RunFailure) else due[result.key]
             folder.keep(run, result)
             listener(result)

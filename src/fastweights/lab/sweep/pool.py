@@ -45,12 +45,13 @@ class Pool(ABC):
     """A place where runs are computed, such as this process or a cluster."""
 
     @abstractmethod
-    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
+    def results(self, runs: Sequence[SweepRun], folder: Path, device: str) -> Results:
         """Compute all runs and yield their results in the order in which they end.
 
         Args:
             runs: The runs.
-            logs: A folder; each evaluation is appended to ``logs/KEY.jsonl`` at once.
+            folder: A folder; each evaluation is appended to its ``logs/KEY.jsonl`` at once, and
+                ``unfinished/KEY.safetensors`` is the state of a long run, which goes on from it.
             device: The device to train on, as PyTorch names it.
         """
 
@@ -59,10 +60,10 @@ class Pool(ABC):
 class InProcess(Pool):
     """A pool that computes one run after the other in this process."""
 
-    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
+    def results(self, runs: Sequence[SweepRun], folder: Path, device: str) -> Results:
         threads = torch.get_num_threads()
         try:
-            yield from (work(run, logs, device) for run in runs)
+            yield from (work(run, folder, device) for run in runs)
         finally:
             torch.set_num_threads(threads)
 
@@ -84,11 +85,11 @@ class Local(Pool):
         if self.workers is not None:
             POSITIVE_INTEGER.require(workers=self.workers)
 
-    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
+    def results(self, runs: Sequence[SweepRun], folder: Path, device: str) -> Results:
         count = min(self.workers or os.cpu_count() or 1, max(1, len(runs)))
         context = multiprocessing.get_context("spawn")
         with _ending(ProcessPoolExecutor(count, context, initializer=_prepare)) as executor:
-            futures = [executor.submit(work, run, logs, device) for run in runs]
+            futures = [executor.submit(work, run, folder, device) for run in runs]
             for future in as_completed(futures):
                 yield future.result()
 
@@ -110,12 +111,12 @@ class Ray(Pool):
     def __post_init__(self) -> None:
         require_package("ray", "a sweep on a cluster", "or leave out --ray")
 
-    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Results:
+    def results(self, runs: Sequence[SweepRun], folder: Path, device: str) -> Results:
         ray = importlib.import_module("ray")
         ray.init(address=self.address, include_dashboard=False, log_to_driver=False)
         try:
             remote = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(work)
-            left = [remote.remote(run, logs, device) for run in runs]
+            left = [remote.remote(run, folder, device) for run in runs]
             while left:
                 (done,), left = ray.wait(left, num_returns=1)
                 yield ray.get(done)
@@ -134,16 +135,18 @@ class AllProcesses(Pool):
 
     processes: Processes
 
-    def results(self, runs: Sequence[SweepRun], logs: Path, device: str) -> Iterator[Row]:
+    def results(self, runs: Sequence[SweepRun], folder: Path, device: str) -> Iterator[Row]:
         for run in runs:
-            self.processes.hand_out(run)
-            yield fit(run, _log(logs, run), self.processes)
+            unfinished = _unfinished(folder, run)
+            self.processes.hand_out((run, unfinished))
+            yield fit(run, _log(folder, run), self.processes, unfinished)
 
 
 def follow(processes: Processes) -> None:
     """Train what the first process trains, until its block of `leading` ends."""
-    while (run := processes.hand_out(None)) is not None:
-        fit(run, processes=processes)
+    while (handed := processes.hand_out(None)) is not None:
+        run, unfinished = handed
+        fit(run, processes=processes, unfinished=unfinished)
 
 
 @contextmanager
@@ -157,19 +160,24 @@ def leading(processes: Processes) -> Iterator[None]:
     processes.hand_out(None)
 
 
-def work(run: SweepRun, logs: Path, device: str) -> Row | RunFailure:
+def work(run: SweepRun, folder: Path, device: str) -> Row | RunFailure:
     """Compute one run and return its row or, if it raises an error, a `RunFailure`."""
     torch.set_num_threads(1)
     try:
-        return fit(run, _log(logs, run), Alone(torch.device(device)))
+        processes = Alone(torch.device(device))
+        return fit(run, _log(folder, run), processes, _unfinished(folder, run))
     except Exception:
         return RunFailure(run, traceback.format_exc())
 
 
-def _log(logs: Path, run: SweepRun) -> Callable[[Point], None]:
+def _unfinished(folder: Path, run: SweepRun) -> Path:
+    return folder / "unfinished" / f"{run.key}.safetensors"
+
+
+def _log(folder: Path, run: SweepRun) -> Callable[[Point], None]:
     """What appends every evaluation to a new log of the run."""
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{run.key}.jsonl"
+    log = folder / "logs" / f"{run.key}.jsonl"
+    log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     return lambda point: append_row(log, finite(asdict(point)))
 

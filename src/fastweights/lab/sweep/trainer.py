@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from itertools import count
 from operator import add
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,14 +18,15 @@ from torch import Tensor, nn, optim
 from transformers import PreTrainedModel
 
 from fastweights.lab.sweep.plan import SweepRun
+from fastweights.lab.sweep.unfinished import RunState, Timer, generators, set_generators
 from fastweights.lab.tasks import Batch, Protocol, Score, Task, TrainingSettings
 from fastweights.lab.tasks.base import BatchShare, Examples
 from fastweights.models import FastWeightsCache, FastWeightsForCausalLM
 from fastweights.models.evaluation import evaluation_mode
-from fastweights.training.loop.loop import run_in_memory
+from fastweights.training.loop.loop import Loop
 from fastweights.training.loop.optimizers import AdamW, OptimizerConfig
 from fastweights.training.loop.processes import Alone, Processes
-from fastweights.training.loop.stage import Every, Optimization, Stage, go_backward
+from fastweights.training.loop.stage import Due, Every, Optimization, Stage, go_backward
 
 _INFINITE = (math.inf, -math.inf)
 TEST_SEED = 0
@@ -121,6 +123,7 @@ def fit(
     run: SweepRun,
     listener: Callable[[Point], None] = lambda point: None,
     processes: Processes = Alone(),
+    unfinished: Path | None = None,
 ) -> Row:
     """Train and test one model.
 
@@ -131,19 +134,38 @@ def fit(
         run: What to train.
         listener: Called with every evaluation.
         processes: Who trains, and where.
+        unfinished: A file for the state of a long run, from which the same call goes on; None to
+            begin again.
     """
-    return train(run, listener, processes).row()
+    return train(run, listener, processes, unfinished).row()
 
 
 def train(
     run: SweepRun,
     listener: Callable[[Point], None] = lambda point: None,
     processes: Processes = Alone(),
+    unfinished: Path | None = None,
 ) -> TaskStage:
     """Train a model, as `fit` does, and return its training, which has the model as it is at the
     end."""
-    stage = TaskStage(run, processes, listener)
-    run_in_memory(stage, stage.optimization, processes)
+    stage, timer = TaskStage(run, processes, listener), Timer()
+    state = None if unfinished is None else RunState.read(unfinished)
+    if state is not None:
+        stage.restore(state)
+    loop = Loop(stage, stage.optimization, processes, step=stage.step)
+    if state is not None:
+        loop.remember(state.optimizer)
+        set_generators(state.random, processes.device)
+
+    def record(due: Due) -> None:
+        if due.evaluation:
+            loop.validate()
+            if unfinished is not None and processes.is_first and timer.is_over():
+                stage.state(loop.memory()).write(unfinished)
+
+    loop.run(record)
+    if unfinished is not None and processes.is_first:
+        unfinished.unlink(missing_ok=True)
     return stage
 
 
@@ -171,9 +193,8 @@ class TaskStage(Stage):
     """The training of a model on a task, until the protocol's threshold, divergence, or the last
     update.
 
-    The batches come in the protocol's order, and random numbers continue from the model's seed: an
-    interrupted run starts again from the beginning. Those of several processes are functions of
-    seed, step and process.
+    The batches come in the protocol's order, and random numbers continue from the model's seed.
+    Those of several processes are functions of seed, step and process.
     """
 
     def __init__(
@@ -191,6 +212,36 @@ class TaskStage(Stage):
         self.model = cast(Any, run.protocol.task.build(self.config)).to(processes.device)
         self.loss = torch.zeros(())
         self.result: tuple[int, list[Score]] | None = None
+
+    def state(self, optimizer: Mapping[str, Tensor]) -> RunState:
+        """Return all that a new process needs to go on after this evaluation.
+
+        Args:
+            optimizer: What the optimisers keep.
+        """
+        result = self.result and (self.result[0], [part.numbers for part in self.result[1]])
+        numbers = {
+            "step": self.step,
+            "seconds": time.perf_counter() - self.began,
+            "points": list(map(asdict, self.points)),
+            "result": result,
+        }
+        random = generators(self.processes.device)
+        return RunState(numbers, self.model.state_dict(), optimizer, random)
+
+    def restore(self, state: RunState) -> None:
+        """Go on from what `state` returned, except for optimisers and generators."""
+        self.model.load_state_dict(state.model)
+        self.step = state.numbers["step"]
+        self.began -= state.numbers["seconds"]
+        self.points = [Point(**point) for point in state.numbers["points"]]
+        if state.numbers["result"] is not None:
+            step, parts = state.numbers["result"]
+            self.result = step, list(map(Score.of, parts))
+        share = _share(self.processes)
+        self.batches = batches(self.run.protocol, self.run.seed, share, self.step)
+        for point in self.points:
+            self.listener(point)
 
     @property
     def optimization(self) -> Optimization:
@@ -303,15 +354,24 @@ def _share(processes: Processes) -> BatchShare:
     return BatchShare(processes.reader, processes.readers)
 
 
-def batches(protocol: Protocol, seed: int, share: BatchShare = BatchShare()) -> Iterator[Batch]:
+def batches(
+    protocol: Protocol, seed: int, share: BatchShare = BatchShare(), first: int = 0
+) -> Iterator[Batch]:
     """Yield a process's share of the batch of every update: new ones without end, or epochs over
-    the training set."""
+    the training set.
+
+    Args:
+        protocol: The protocol.
+        seed: Seed of the examples.
+        share: The part of every batch.
+        first: Number of the first update, with which an epoch begins.
+    """
     training = protocol.training
     if training.epochs is None:
         own = share(torch.arange(training.batch))
-        yield from (protocol.fresh(seed, step, training.batch)[own] for step in count())
+        yield from (protocol.fresh(seed, step, training.batch)[own] for step in count(first))
     parts = protocol.training_set(seed)
-    for epoch in range(training.epochs or 0):
+    for epoch in range(first // updates_per_epoch(protocol), training.epochs or 0):
         yield from _epoch(parts, training, [seed, epoch], share)
 
 

@@ -184,18 +184,6 @@ class Loop:
         return [count * self.processes.count / max(total, 1) for count in learnt]
 
 
-def run_in_memory(stage: Stage, config: Optimization, processes: Processes) -> Loop:
-    """Train without a folder; the stage receives results only when it is validated."""
-    loop = Loop(stage, config, processes)
-
-    def record(due: Due) -> None:
-        if due.evaluation:
-            loop.validate()
-
-    loop.run(record)
-    return loop
-
-
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """How a run goes on here and now, which may be otherwise the next time.
