@@ -59,6 +59,7 @@ def channel_sums(g, C: tl.constexpr, kind: tl.constexpr):
     keys = -rows
     steep = tl.max(tl.abs(rows)) > -MILD
     if steep:
+        # a steep channel: Σ_{r≤i} g_r of rows, as read, and Σ_{r>j} g_r of keys, as write
         steeply = tl.max(tl.abs(rows), axis=0)[None, :] > -MILD
         rows = tl.where(steeply, add_up(reached, g, kind), rows)
         keys = tl.where(steeply, add_up(1.0 - reached, g, kind), keys)
@@ -75,9 +76,11 @@ def store_ends(ends, index, rows, keys, first, columns, sizes: tl.constexpr):
     i = tl.arange(0, sizes.C)[:, None]
     places = ends + tl.cast(index, tl.int64) * (3 * sizes.K) + columns[None, :]
     inside = (columns < sizes.K)[None, :]
+    # head = log2 read - log2 up of the first token, tail = log2 write - log2 down of the last
     outer = tl.where(i == 0, first - rows, -keys)
     at_ends = inside & ((i == 0) | (i == sizes.C - 1))
     tl.store(places + tl.where(i == 0, 0, 2 * sizes.K), outer, mask=at_ends)
+    # passed: log2 up + log2 down of the last token, Σ_r g_r in a steep channel, 0 in a mild one
     tl.store(places + (0 * i + sizes.K), rows + keys, mask=inside & (i == sizes.C - 1))
 
 
@@ -111,6 +114,7 @@ def anchor(
     first = load_decay(log_decay, b, h, start + tl.arange(0, 1), length, columns, sizes.K)
     store_ends(ends, index, rows, keys, tl.maximum(first, EMPTY), columns, sizes)
     up, down = tl.exp2(rows), tl.exp2(keys)
+    # q' = q ∘ up, e' = e ∘ up, k' = k ∘ down
     store_anchored(q, reading, up, b, h, tokens, length, columns, sizes.K)
     store_anchored(e, erasing, up, b, h, tokens, length, columns, sizes.K)
     keys = load_keys(k, log_decay, b, h, tokens, length, columns, sizes.K)
@@ -146,6 +150,7 @@ def steep_scores(
         # a token with its own key: nothing decays
         products = plain_scores(rows, k, log_decay, b, h, tokens, length, sizes)
         total = tl.where(inside[:, None] == inside[None, :], products, total)
+    # the pairs j < i: each meets at one level, the first whose blocks hold both tokens
     half = 1
     while half < sizes.C:
         products = level_scores(rows, k, log_decay, b, h, tokens, length, half, sizes)
@@ -171,10 +176,12 @@ def store_channel_decay_gradient(
         TIED: whether the key is 1 - α
     """
     b, h, tokens, length, columns = at
+    # α_t is in the c_s of all s ≥ t: d log α_t = Σ_{s≥t} d_sums_s + d_end
     later = tl.where(causal_transposed(sizes.C, False), 1.0, 0.0)
     found = add_up_finite(later, d_sums, sizes.KIND) + d_end[None, :]
     g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
     if TIED:
+        # k = 1 - α: dk / d log α = -α
         found -= tl.exp2(g) * d_keys
     found = tl.where(g == float("-inf"), 0.0, found)
     store_sum(stream, before, b, h, tokens, length, columns, sizes.K, found)
@@ -205,7 +212,7 @@ def release(
     Args:
         reading, erasing, writing, log_decay: as there
         d_reading, d_erasing, d_writing: the streams of their gradients; None: not asked for
-        d_ends: ``[b h N, 1, K]``, of the sums of log2 α over whole chunks
+        d_ends: ``[b h N, 1, K]``, of the sums of log α over whole chunks
         d_q, d_e, d_k, d_log_decay: the streams that are written, or None; that of a tied key is in
             d_log_decay
         TIED: whether it is
@@ -218,6 +225,7 @@ def release(
     d_sums, d_keys = zero_matrix(sizes.C, sizes.BK), zero_matrix(sizes.C, sizes.BK)
     if d_reading is not None:
         d_rows = load_tile(d_reading, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        # dq = up ∘ dq', so that c_t gets q ∘ dq = q' ∘ dq'; e likewise
         d_sums += load_tile(reading, b, h, tokens, length, columns, sizes.K) * d_rows
         store_where_kept(d_q, b, h, tokens, length, columns, sizes.K, d_rows * up)
     if d_erasing is not None:
@@ -226,6 +234,7 @@ def release(
         store_where_kept(d_e, b, h, tokens, length, columns, sizes.K, d_rows * up)
     if d_writing is not None:
         d_keys = load_tile(d_writing, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        # dk = down ∘ dk': c_t gets -k ∘ dk = -k' ∘ dk'
         d_sums -= load_tile(writing, b, h, tokens, length, columns, sizes.K) * d_keys
         d_keys *= down
         store_where_kept(d_k, b, h, tokens, length, columns, sizes.K, d_keys)
@@ -265,6 +274,7 @@ def steep_gradients(
     if tl.load(steep + index) == 0:
         return
     b, h, _, tokens = chunk_of(index, length, heads, sizes.C)
+    # dP_ij = do_i · v_j at (i, j) and at (j, i)
     pairs = reader_products(v, d_o, None, None, b, h, index, tokens, length, i, sizes)[0]
     for first in range(0, sizes.K, sizes.BK):
         columns = first + tl.arange(0, sizes.BK)
@@ -285,6 +295,7 @@ def steep_gradients(
             g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
             decay = tl.exp2(level_sums(g, half, sizes.C, sizes.KIND))
             met = tl.where(upper, queries, keys).to(tl.float32) * decay
+            # drow_i = Σ_j dP_ij key_j 2^(Σ_{j<r≤i} g_r), dkey_j = Σ_i dP_ij row_i 2^(Σ_{j<r≤i} g_r)
             place = i // half
             meeting = tl.where((place[:, None] ^ place[None, :]) == 1, pairs, 0.0)
             given = multiply_wide(meeting, met, sizes.KIND) * decay

@@ -17,7 +17,7 @@ sides are ≤ 0:
     level s = 1, 2, 4, … C/2: rows in the upper and keys in the lower half of a block of 2 s
     tokens; the anchor is the last token of the lower half
 
-and where a whole chunk decays mildly (`mild_scores`) all its pairs meet in its middle.
+and where all channels of a chunk decay mildly, all its pairs meet in its middle (`anchored`).
 Exponents are made anew for every block of channels, from tiles that the cache still has: kept, they
 would not fit the registers.
 A function whose name ends in `_transposed` makes the same as [K, C], or [keys, rows], to be the
@@ -125,9 +125,11 @@ def pair_decay(g, C: tl.constexpr, STRICT: tl.constexpr, kind: tl.constexpr):
     """2^(Σ_{j<r≤i} g_r) [C, C], 0 where row i does not see key j."""
     if kind == tl.float32:
         i = tl.arange(0, C)
+        # column j has g_r of r > j only: summed down to row i, Σ_{j<r≤i} g_r
         sums = tl.cumsum(tl.where(i[:, None] > i[None, :], g[:, None], 0.0), axis=0)
     else:
         ends = head_sums(g)
+        # G_i - G_j with G_i = Σ_{r≤i} g_r, which is ≤ 0 where row i sees key j
         sums = tl.minimum(ends[:, None] - ends[None, :], 0.0)
     return tl.where(causal(C, STRICT), tl.exp2(sums), 0.0)
 
@@ -152,6 +154,7 @@ def pair_decay_both(g, C: tl.constexpr, kind: tl.constexpr):
         found = tl.where(causal(C, False), pair_decay(g, C, False, kind), later)
     else:
         ends = head_sums(g)
+        # -|G_i - G_j| is the exponent of the pair, whichever of the two is the row
         found = tl.exp2(-tl.abs(ends[:, None] - ends[None, :]))
     return found
 
@@ -166,10 +169,11 @@ def head_read(g):
 def head_write(log_decay, b, h, rows, end, kind: tl.constexpr):
     """2^(Σ_{r>j} g_r) [C] of the chunk's `rows`, which ends before the token `end`."""
     if kind == tl.float32:
+        # token j takes the g of the one behind it: from the end to j, Σ_{r>j} g_r
         sums = tl.cumsum(load_head_decay(log_decay, b, h, rows + 1, end), axis=0, reverse=True)
     else:
         g = tl.maximum(load_head_decay(log_decay, b, h, rows, end), LEAST)
-        sums = tl.sum(g, axis=0) - tl.cumsum(g, axis=0)
+        sums = tl.sum(g, axis=0) - tl.cumsum(g, axis=0)  # G_end - G_j
     return tl.exp2(sums)
 
 
@@ -191,6 +195,7 @@ def add_up_finite(chosen, x, kind: tl.constexpr):
         x: [C, K]
         kind: the dtype of the streams
     """
+    # x as a sum of bfloat16 parts of 8 bits each, whose products with 0 and ±1 are exact
     chosen = chosen.to(tl.bfloat16)
     first = x.to(tl.bfloat16)
     rest = x - first.to(tl.float32)
@@ -226,6 +231,7 @@ def level_sums(g, half, C: tl.constexpr, kind: tl.constexpr):
     """
     i = tl.arange(0, C)
     anchor = (i // (2 * half)) * (2 * half) + half - 1
+    # (a, i] for rows i, behind their anchor a; (j, a] for keys j, up to it
     first, last = tl.minimum(i, anchor), tl.maximum(i, anchor)
     chosen = (i[None, :] > first[:, None]) & (i[None, :] <= last[:, None])
     return add_up(chosen, g, kind)
@@ -251,12 +257,13 @@ def level_pairs(half, C: tl.constexpr):
 
 @triton.jit
 def level_scores(rows, k, log_decay, b, h, tokens, length, half, sizes: tl.constexpr):
-    """Inner products [C, C] of the pairs that meet at the level s = `half`, as `mild_scores`."""
+    """Decayed inner products [C, C] of the pairs that meet at the level s = `half`, no others."""
     products = zero_matrix(sizes.C, sizes.C)
     for first in range(0, sizes.K, sizes.BK):
         columns = first + tl.arange(0, sizes.BK)
         g = load_decay(log_decay, b, h, tokens, length, columns, sizes.K)
         right = load_tile(rows, b, h, tokens, length, columns, sizes.K).to(tl.float32)
+        # Σ_c (row_ic 2^(Σ_{a<r≤i} g_rc)) (key_jc 2^(Σ_{j<r≤a} g_rc)), by blocks of channels
         right *= tl.exp2(level_sums(g, half, sizes.C, sizes.KIND))
         g = load_decay_transposed(log_decay, b, h, tokens, length, columns, sizes.K)
         keys = load_keys_transposed(k, log_decay, b, h, tokens, length, columns, sizes.K)
@@ -267,7 +274,7 @@ def level_scores(rows, k, log_decay, b, h, tokens, length, half, sizes: tl.const
 
 @triton.jit
 def plain_scores(rows, k, log_decay, b, h, tokens, length, sizes: tl.constexpr):
-    """Inner products [C, C] where nothing decays, as `mild_scores`."""
+    """Inner products [C, C] as if nothing decayed."""
     products = zero_matrix(sizes.C, sizes.C)
     for first in range(0, sizes.K, sizes.BK):
         columns = first + tl.arange(0, sizes.BK)
