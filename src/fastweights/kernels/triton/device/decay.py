@@ -77,6 +77,7 @@ def states(
         n = begin + end - 1 - i if REVERSE else i
         index = tl.cast(sequence, tl.int64) * chunks + n
         tokens = n * sizes.C + tl.arange(0, sizes.C)
+        # of a decay per channel S̃ = 2^head ∘ S is kept, in REVERSE dS̃ = 2^tail ∘ dS'
         state = pass_end(state, ends, index, 2 if REVERSE else 0, down, sizes.K)
         if found is not None:
             store_matrix(found, index, down, sizes.K, across, sizes.V, state)
@@ -93,11 +94,13 @@ def states(
                 factors = head_write(log_decay, b, h, tokens, stop, sizes.KIND)
             keys = (keys * factors[None, :]).to(sizes.KIND)
             state *= tl.exp2(sums)
+        # S' = 2^tail ∘ (2^passed ∘ S̃ + k'ᵀ V);  dS = 2^head ∘ (2^passed ∘ dS̃ + rows'ᵀ dO)
         state = pass_end(state, ends, index, 1, down, sizes.K)
         state = multiply_wide_add(keys, values, state, sizes.KIND)
         state = pass_end(state, ends, index, 0 if REVERSE else 2, down, sizes.K)
         if totals is not None:
             if ends is not None:
+                # a chunk's Σ log2 α is head + passed + tail
                 for which in tl.static_range(3):
                     total += tl.sum(load_end(ends, index, which, down, sizes.K), axis=1)
             else:
@@ -189,6 +192,7 @@ def outputs(
         total *= head_read(g)[:, None]
     else:
         weights = tl.where(causal(sizes.C, STRICT), weights, 0.0)
+    # where a chunk decays too steeply for its middle, P was computed by levels
     if steep is not None:
         steeply = tl.load(steep + index) != 0
         if steeply:

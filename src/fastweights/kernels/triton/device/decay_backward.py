@@ -122,9 +122,11 @@ def reader_products(
         products = multiply_add(upstream, tl.trans(values), products, sizes.KIND)
         transposed = multiply_add(values, tl.trans(upstream), transposed, sizes.KIND)
         if states is not None:
+            # dO Sᵀ, what rows ∘ read get
             state = load_matrix(states, index, columns, sizes.K, across, sizes.V)
             of_rows = multiply_wide_add(upstream, tl.trans(state), of_rows, sizes.KIND)
         if d_states is not None:
+            # V dS'ᵀ, what k ∘ write get, and Σ S ∘ dS', what carry gets
             d_state = load_matrix(d_states, index, columns, sizes.K, across, sizes.V)
             of_keys = multiply_wide_add(values, tl.trans(d_state), of_keys, sizes.KIND)
             of_carry += tl.sum(state.to(tl.float32) * d_state.to(tl.float32), axis=1)
@@ -179,7 +181,7 @@ def reader_gradients(
         d_states: ``[b h N, K, V]``: of the state after each chunk, or None
         d_rows, d_k: the streams that are written, or None
         d_log_decay: likewise, with a column for what each block of K finds
-        d_ends: ``[b h N, 1, K]``, of Σ log2 α of a decay per channel over each chunk, or None
+        d_ends: ``[b h N, 1, K]``, of Σ log α of a decay per channel over each chunk, or None
         d_k_before: a stream that is added to d_k, or None
     """
     k_blocks: tl.constexpr = (sizes.K + sizes.BK - 1) // sizes.BK
@@ -200,8 +202,10 @@ def reader_gradients(
         carried = tl.sum(d_carry, axis=0) * tl.exp2(tl.sum(g, axis=0))
         d_end = tl.sum(keys * d_keys) + carried
         pairs = pairs * pair_decay_both(g, sizes.C, sizes.KIND)
+    # the pairs of steep chunks are left to `anchored.steep_gradients`
     if steep is not None:
         pairs = tl.where(tl.load(steep + index) == 0, pairs, 0.0)
+    # of Σ log α per channel: Σ k' ∘ (V dS̃ᵀ) + 2^passed Σ S̃ ∘ dS̃
     if d_ends is not None:
         carried = tl.sum(tl.exp2(load_end(ends, index, 1, columns, sizes.K)), axis=1) * d_carry
         d_end = tl.sum(keys * d_keys, axis=0) + carried
