@@ -57,6 +57,7 @@ def scores(e, k, log_decay, found, length, heads, sizes: tl.constexpr):
         erasing = load_tile(e, b, h, tokens, length, columns, sizes.K)
         keys = load_tile_transposed(k, b, h, tokens, length, columns, sizes.K)
         products = multiply_wide_add(erasing, keys, products, sizes.KIND)
+    # P_ij = Σ_c e_ic k_jc 2^(Σ_{j<r≤i} g_r) for j < i
     if log_decay is None:
         products = tl.where(causal(sizes.C, True), products, 0.0)
     else:
@@ -88,6 +89,7 @@ def solve(scores, beta, resolvent, length, heads, C: tl.constexpr):
         rows = i * 16 + inside
         strengths = load_column(beta, b, h, first + rows, length).to(tl.float32)
         products = load_matrix(scores, index, rows, C, rows, C).to(tl.float32)
+        # R_ii = -P_ii (I + β_i P_ii)⁻¹
         block = resolve(products, strengths, 16)
         store_matrix(resolvent, index, rows, C, rows, C, block)
         diagonal += (block,)
@@ -100,10 +102,12 @@ def solve(scores, beta, resolvent, length, heads, C: tl.constexpr):
             rows = i * 16 + inside
             block = tl.zeros([16, 16], tl.float32)
             if i > j:
+                # P_ij (I + β_j R_jj) + Σ_{j<m<i} P_im β_m R_mj
                 for m in tl.static_range(j, i):
                     products = load_matrix(scores, index, rows, C, m * 16 + inside, C)
                     block = multiply_add(products, factors[m - j], block, tl.float32)
                 strengths = load_column(beta, b, h, first + rows, length).to(tl.float32)
+                # R_ij = -(I + R_ii β_i) times that
                 left = tl.where(one, 1.0, diagonal[i] * strengths[None, :])
                 block = -multiply(left, block, tl.float32)
                 factors += (strengths[:, None] * block,)
@@ -122,10 +126,12 @@ def resolve(products, strengths, C: tl.constexpr):
     """
     i = tl.arange(0, C)
     one = i[:, None] == i[None, :]
+    # two tokens, each with R = 0: R₂₁ = -P₂₁
     found = tl.where(level_pairs(1, C), -products, 0.0)
     half = 2
     while half < C:
         below = tl.where(level_pairs(half, C), products, 0.0)
+        # all pairs at once: P₂₁ meets the R₁ of its columns and the R₂ of its rows
         right = tl.where(one, 1.0, strengths[:, None] * found)
         left = tl.where(one, 1.0, found * strengths[None, :])
         found -= multiply(left, multiply(below, right, tl.float32), tl.float32)
@@ -173,6 +179,7 @@ def states(
     down, inside = tl.arange(0, sizes.BK), tl.arange(0, sizes.C)
 
     state = load_or_zeros(start, place, down, sizes.K, across, sizes.V)
+    # a segment is affine in its state: from I, without values, it ends with its map M
     if start is None and v is None:
         state = tl.where(down[:, None] == across[None, :], 1.0, 0.0)
     for n in range(begin, stop):
@@ -198,7 +205,7 @@ def states(
             lacking = -held
         system = load_matrix(resolvent, index, inside, sizes.C, inside, sizes.C)
         lacking = multiply_add(system, strengths * lacking, lacking, sizes.KIND)
-        values = strengths * lacking
+        values = strengths * lacking  # u = β ∘ d
         store_where_kept(written, b, h, tokens, length, across, sizes.V, values)
         store_where_kept(missing, b, h, tokens, length, across, sizes.V, lacking)
         # S' = carry ∘ S + (k ∘ write)ᵀ u
@@ -289,6 +296,7 @@ def add_read_gradients(d_state, d_erased, streams, at, down, across, sizes: tl.c
     b, h, tokens, length, end = at
     queries = load_tile_transposed(q, b, h, tokens, length, down, sizes.K)
     upstream = load_tile(d_o, b, h, tokens, length, across, sizes.V)
+    # read has a number per token: it goes on dO and β ∘ λ instead of q and e
     if log_decay is not None:
         read = head_read(load_head_decay(log_decay, b, h, tokens, length))[:, None]
         upstream, d_erased = upstream * read, d_erased * read
@@ -350,7 +358,7 @@ def state_gradients(
         tokens, end = n * sizes.C + inside, tl.minimum(n * sizes.C + sizes.C, length)
         at = (b, h, tokens, length, end)
         strengths = load_column(beta, b, h, tokens, length).to(tl.float32)[:, None]
-        d_state = pass_end(d_state, ends, index, 2, down, sizes.K)
+        d_state = pass_end(d_state, ends, index, 2, down, sizes.K)  # dS̃ = 2^tail ∘ dS'
         if missing is not None:
             store_matrix(found, index, down, sizes.K, across, sizes.V, d_state)
         # dU = Pᵀ dO + (k ∘ write) dS'
@@ -370,6 +378,6 @@ def state_gradients(
         # dS = (q ∘ read)ᵀ dO + carry ∘ dS' - (e ∘ read)ᵀ (β ∘ λ)
         streams = (q, e, d_o, log_decay)
         d_state = add_read_gradients(d_state, erased, streams, at, down, across, sizes)
-        d_state = pass_end(d_state, ends, index, 0, down, sizes.K)
+        d_state = pass_end(d_state, ends, index, 0, down, sizes.K)  # dS = 2^head ∘ that
     if before is not None:
         store_matrix(before, place, down, sizes.K, across, sizes.V, d_state)

@@ -140,7 +140,9 @@ def gram_states(
 @triton.jit
 def apply(grams, keys, keys_transposed, weights, read, p, parts: tl.constexpr):
     """H_t p_t of a chunk's tokens, ``[K, C]``."""
+    # ∏_{r≤t} γ_r H p_t, of H before the chunk
     product = multiply_parts(grams, p, tl.zeros_like(p), parts) * read[None, :]
+    # Σ_{s≤t} β_s (∏_{s<r≤t} γ_r) (p_t·k_s) k_s, of the chunk's own tokens
     scores = multiply_parts(keys, p, tl.zeros_like(weights), parts) * weights
     return multiply_parts(keys_transposed, scores, product, parts)
 
@@ -188,6 +190,7 @@ def iterate(system, fixed, wanted, guess, tol, max_steps, C: tl.constexpr, parts
         after = tl.sum(left * left, 0)
         turn = tl.where(step < 0, 0.0, ratio(after, residual))
         direction = left + turn[None, :] * direction
+        # ‖r‖² is small enough at tol² ‖b - (H + Λ) guess‖², or where it is rounding
         enough = tl.where(step < 0, tl.maximum(tol * tol * after, enough), enough)
         residual = tl.where((after > enough) & (residual > 0), after, 0.0)
         step += 1
@@ -262,6 +265,7 @@ def conjugate_gradients(
     wanted = ratio(wanted, scale[None, :])
     system = (grams, keys, keys_transposed, weights, read)
     found, taken = iterate(system, fixed, wanted, wanted / diagonal, tol, max_steps, C, PARTS)
+    # x of b is that times the size of b
     store_tile_transposed(x, b, h, tokens, length, columns, K, found * scale[None, :])
     if steps is not None:
         tl.store(steps + head * length + tokens, taken, mask=tokens < length)
