@@ -67,7 +67,7 @@ def convolve(
 
     z = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for j in range(BEFORE + 1):
-        others = rows - (BEFORE - j)
+        others = rows - (BEFORE - j)  # taps_j reads x_{t-n+j}
         first = tile * ROWS - (BEFORE - j)
         seen = load_seen(tail, x, b, first, others, length, columns, WIDTH, BEFORE)
         seen = keep_shared(seen, document, b, rows, others, length, BEFORE)
@@ -85,6 +85,7 @@ def convolve(
 
     if following is not None:  # noqa: SIM102, the compiler's condition and the program's
         if tile == tiles - 1:
+            # the last n inputs, 0 where they are of another document than the last token
             kept = tl.arange(0, KEPT)
             newest = length - BEFORE + kept
             last = load_seen(tail, x, b, length - BEFORE, newest, length, columns, WIDTH, BEFORE)
@@ -132,7 +133,7 @@ def convolve_back(
             upstream = keep_shared(upstream, document, b, rows, rows + i, length, BEFORE)
             gradient += load_channels(taps, BEFORE - i, columns, WIDTH)[None, :] * upstream
             if d_weights is not None:
-                part = tl.sum(upstream * seen, 0)[None, :]
+                part = tl.sum(upstream * seen, 0)[None, :]  # Σ_s dz_{s+i} ⊙ x_s
                 sums += tl.where(places == BEFORE - i, part, 0.0)
         if BIAS and d_weights is not None:
             own = load_tile(d_z, b, 0, rows, length, columns, WIDTH).to(tl.float32)
@@ -146,6 +147,7 @@ def convolve_back(
         store_tile(d_x, b, 0, rows, length, columns, WIDTH, gradient)
         if d_tail is not None:  # noqa: SIM102
             if first < 0:
+                # inputs before row 0 are the tail's
                 store_tile(d_tail, b, 0, rows + BEFORE, BEFORE, columns, WIDTH, gradient)
     if d_weights is not None:
         height: tl.constexpr = BEFORE + 1 + (1 if BIAS else 0)
@@ -174,6 +176,7 @@ def convolve_token(
     inside = columns < WIDTH
     z = tl.zeros([COLUMNS], dtype=tl.float32)
     for j in tl.static_range(BEFORE):
+        # x_{t-n+j} has place j in the tail, and j - 1 in the next
         place = rows_of(tail, b, 0) + j * tail.time + columns
         seen = tl.load(place, mask=inside, other=0.0)
         z += load_channels(taps, j, columns, WIDTH) * seen.to(tl.float32)

@@ -32,6 +32,7 @@ def standardize(x, columns, eps, WIDTH: tl.constexpr, CENTER: tl.constexpr):
     """x̂ = r (x - mean), or r x, with r = 1 / √(mean square + ε): (x̂ [R, C], r [R, 1])."""
     if CENTER:
         mean = tl.sum(x, 1)[:, None] / WIDTH
+        # columns past WIDTH held 0 and would hold -mean: they stay out of the mean square
         x = tl.where((columns < WIDTH)[None, :], x - mean, 0.0)
     r = tl.rsqrt(tl.sum(x * x, 1)[:, None] / WIDTH + eps)
     return x * r, r
@@ -101,6 +102,7 @@ def normalize_back(
         p = load_rows(d_y, d_step, rows, count, columns, WIDTH)
         if gate is not None:
             g = load_rows(gate, gate_step, rows, count, columns, WIDTH)
+            # da = dy ⊙ x̂ ⊙ w, of a = g or SiLU(g)
             d_a = p * tile
             if weight is not None:
                 d_a = d_a * load_weight(weight, columns, WIDTH)
@@ -110,6 +112,7 @@ def normalize_back(
                 d_a = d_a * s * (1 + g * (1 - s))
                 g = g * s
             store_rows(d_gate, rows, count, columns, WIDTH, d_a)
+            # dy ⊙ a: its sum with x̂ is dw, times w it is p
             p = p * g
         if d_weight is not None:
             sums += tl.sum(p * tile, 0)[None, :]

@@ -73,7 +73,7 @@ def decay_at(g, rate, narrow, constant, at, j: tl.constexpr, there):
     elif len(rate) == 0:
         return narrow, exponential(narrow)
     else:
-        log = times(narrow, rate)
+        log = times(narrow, rate)  # log α_k = rate_k g
         return log, exponential(log)
 
 
@@ -196,6 +196,7 @@ def state_before(
             index = b * segments + (segments - 1 - i if REVERSE else i)
             kept = load_states(summaries[0], index, cell, K)
             added = load_states(summaries[1], index, cell, K)
+            # S ← (Π α) S + what the segment adds, as `summarize` has them
             s = plus(times(kept, s), added)
     return s
 
@@ -313,9 +314,11 @@ def summarize(
                 log, a = decay_at(g, factors, narrow, constant_a, at, step, there)
                 key = key_at(k, constant_k, log, at, step, there, K, T, SHARED_K)
                 if REVERSE:
+                    # G ← ᾱ_t (G + q̄_t do_t), Π ᾱ
                     s = times_conjugate(plus(s, times_conjugate(vs[j], key)), a)
                     kept = times_conjugate(kept, a)
                 else:
+                    # S ← α_t S + k_t v_t, Π α
                     s = plus(times(s, a), outer(key, vs[j]))
                     kept = times(kept, a)
         store_states(summaries[0], index, cell, K, kept)
@@ -412,6 +415,7 @@ def walk_tile(
         there = t0 + j < stop
         log, a = decay_at(g, rate, narrow_at(gs, j), constant_a, at, j, there)
         key = key_at(k, constant_k, log, at, j, there, K, T, SHARED)
+        # S_{t-1} is what d log α_t and dq_t need
         befores, logs, decays = befores + (s,), logs + (log,), decays + (a,)
         s = plus(times(s, a), outer(key, vs[j]))
     return befores, logs, decays
@@ -526,12 +530,14 @@ def walk_back(
             # dk / d log α = -α
             d_log = minus(d_log, times(d_key, a))
         if NARROW:
+            # log α_k = rate_k g: dg = Σ_k rate_k d log α_k
             scaled = d_log if len(factors) == 0 else times(d_log, factors)
             back_dgs = (plus(dgs[j], sum_of(parts_for(g, scaled), 0)),) + back_dgs
         else:
             keep_gradient(dg, at, j, there, place, K, T, False, d_log)
             g_sums = sum_up(g_sums, there, d_log)
         if len(rate_sums) > 0:
+            # drate_k = Σ_t g_t d log α_tk
             # a reset has no gradient: 0 for its −inf
             finite = choose(gs[j][0] > float("-inf"), gs[j], 0.0)
             rate_sums = plus(rate_sums, times(d_log, finite))
@@ -605,14 +611,14 @@ def scan_backward(
             of_key, of_decay = (k, constant_k), (g, factors, gs, constant_a)
             walked = walk_tile(of_key, of_decay, vs, s, at, stop, K, T, STEPS, SHARED_K)
             if BLOCKS > 1:
-                grad = load_states(carry, index, cell, K)
+                grad = load_states(carry, index, cell, K)  # G behind the tile
             sums = sums_for(constant_gradients, KEYS, LANES)
             grad, dvs, dgs, sums = walk_back(
                 *(grad, (q, constant_q), of_key, of_decay, walked, (v, vs, dos, dvs, dgs)),
                 *((dq, dk, dg), sums, at, place, stop, K, T, STEPS, SHARED_Q, SHARED_K, NARROW),
             )
             if BLOCKS > 1:
-                store_states(carry, index, cell, K, grad)
+                store_states(carry, index, cell, K, grad)  # G before it
             add_sums(constant_gradients, sums, index, cell, K)
         write_tile(dv, b, t0, stop, channels, 0, real, dvs)
         if NARROW:

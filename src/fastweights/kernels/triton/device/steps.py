@@ -58,10 +58,12 @@ def advance(
     places = first[:, None, None] + keys[None, :, None] * VALUES + values[None, None, :]
     state = tl.load(before + places, mask=inside, other=0.0)
 
+    # tiles of heads: S [H, K, V], q and k [H, K, 1], v [H, V]
     query = load_heads(q, b, h, keys, heads, KEYS)[:, :, None]
     value = load_heads(v, b, h, values, heads, VALUES)
     if READS_BEFORE:
         read = tl.sum(query * state, 1)
+    # diag(α) S
     if log_decay is not None:
         if PER_KEY:
             g = load_heads(log_decay, b, h, keys, heads, KEYS)
@@ -72,6 +74,7 @@ def advance(
         key = load_heads(k, b, h, keys, heads, KEYS)[:, :, None]
     else:
         key = tied_key(load_heads(log_decay, b, h, keys, heads, KEYS))[:, :, None]
+    # u = v, or β (v - k diag(α) S)
     written = value
     if beta is not None:
         written = load_heads(beta, b, h, one, heads, 1) * (value - tl.sum(key * state, 1))
@@ -140,12 +143,14 @@ def advance_mesa(
     query = load_head(q, b, h, keys, KEYS)
 
     gram = load_matrix(gram_before, tl.program_id(0), keys, KEYS, keys, KEYS)
+    # H' = γ H + β kᵀ k
     gram = decay * gram + key[:, None] * (strength * key)[None, :]
     store_matrix(gram_after, tl.program_id(0), keys, KEYS, keys, KEYS, gram)
 
     # the system of q / scale is solved, and x times scale taken
     scale = tl.max(tl.abs(query), 0)
     right = ratio(query, scale)
+    # x = b / diag(H' + Λ), r = b - (H' + Λ) x
     own = tl.sum(tl.where(keys[:, None] == keys[None, :], gram, 0.0), 1) + diagonal
     x = ratio(right, tl.where(keys < KEYS, own, 1.0))
     r = right - (tl.sum(gram * x[None, :], 1) + diagonal * x)
@@ -154,10 +159,12 @@ def advance_mesa(
     enough = tl.maximum(tolerance * tolerance * residual, small)
     p, step = r, 0
     while (step < steps) & (residual > enough):
+        # x ← x + ℓ p, r ← r - ℓ (H' + Λ) p with ℓ = ‖r‖² / p·(H' + Λ) p
         product = tl.sum(gram * p[None, :], 1) + diagonal * p
         length = ratio(residual, tl.sum(p * product, 0))
         x += length * p
         r -= length * product
+        # p' = r' + ‖r'‖² / ‖r‖² p, conjugate to p
         following = tl.sum(r * r, 0)
         p = r + ratio(following, residual) * p
         residual = following
@@ -167,6 +174,7 @@ def advance_mesa(
     for start in range(0, VALUES, BLOCK_VALUES):
         values = start + tl.arange(0, BLOCK_VALUES)
         memory = load_matrix(memory_before, tl.program_id(0), keys, KEYS, values, VALUES)
+        # G' = γ G + β kᵀ v, and o = x G'
         value = strength * load_head(v, b, h, values, VALUES)
         memory = decay * memory + key[:, None] * value[None, :]
         store_matrix(memory_after, tl.program_id(0), keys, KEYS, values, VALUES, memory)
