@@ -130,6 +130,7 @@ def features_of(
         phi = load_tile(stream, b, head, rows, length, part_columns(part, sizes), sizes.F)
     else:
         x = load_tile(stream, b, head, rows, length, tl.arange(0, sizes.BK), sizes.K)
+        # x W in part 0, -x W in part 1
         products = multiply(x, tl.trans(map), sizes.KIND) * (1 - 2 * part)
         phi = activate(products, (tl.arange(0, sizes.BF) < sizes.PART)[None, :], 1)
     return phi.to(sizes.KIND)
@@ -238,6 +239,7 @@ def keep_initial(S, z, documents, b, length, cached):
 @triton.jit
 def load_memory(memory, index, features, sizes: tl.constexpr, columns):
     """S [BF, BV] and z [BF] of ``[F, V+1]``, whose last column is z."""
+    # columns of S from V on are 0, though z stands in column V
     inside = tl.where(columns < sizes.V, columns, sizes.V + 1)
     S = load_matrix(memory, index, features, sizes.F, inside, sizes.V + 1)
     last = sizes.V + tl.zeros([1], tl.int32)
@@ -296,6 +298,7 @@ def fold_segments(
     for i in range(segments - 1 - segment if REVERSE else segment):
         other = segments - 1 - i if REVERSE else i
         start = cached + other * tokens
+        # S ← S + what the segment has left, or that alone where a document begins in it
         S, z = keep_within(S, z, documents, b, length, start, start + tokens)
         place = head * segments + other
         S, z = add_apart(S, z, sums, normaliser_sums, place, features, sizes, columns)
@@ -332,6 +335,7 @@ def absorb(
     fkt = features_transposed(fk, map, b, g, rows, length, part, sizes, activate)
     fkt = tl.where(taken[None, :], fkt.to(tl.float32), 0.0)
     tile = load_tile(v, b, g, rows, length, columns, sizes.V)
+    # S + Σ φ(k)ᵀ v, z + Σ φ(k)
     return multiply_add(fkt, tile, S, sizes.KIND), z + tl.sum(fkt, 1)
 
 
@@ -393,6 +397,7 @@ def sum_memory(
         if states is not None:
             place = tl.cast(head, tl.int64) * chunks + n
             store_apart(states, normalisers, place, features, sizes, columns, block, S, z)
+        # S_{n+1} = S_n + Σ φ(k_i)ᵀ (v_i ‖ 1), c_n - w < i ≤ c_{n+1} - w, of one document
         start = cached + n * sizes.C
         boundary = tl.minimum(start + sizes.C, length)
         S, z = keep_within(S, z, documents, b, length, start, boundary)
@@ -427,6 +432,7 @@ def sides_there(gamma, near_sum, far_sum):
 def first_key(first, window, C: tl.constexpr):
     """Where the first tile of keys begins that queries from `first` on may see."""
     start = first - window + 1
+    # whole tiles before token 0 are passed over
     return start + tl.maximum(-start, 0) // C * C
 
 
@@ -487,6 +493,7 @@ def attend_window(
         else:
             scores = tl.where(near, scores, float("-inf"))
             if DISTANCES:
+                # the gradient of c will go to the key of the highest score: how far back it lies
                 highest, place = tl.max(scores, 1, return_indices=True)
                 distance = tl.where(highest > top, rows - row - place, distance)
                 highest = tl.maximum(top, highest)
@@ -497,6 +504,7 @@ def attend_window(
             weights = tl.exp2(scores - anchor[:, None])
             fade = tl.exp2(top - anchor)
             total, acc, top = total * fade, acc * fade[:, None], highest
+        # N + Σ e^(s - c) (v ‖ 1) of the tile
         total += tl.sum(weights, 1)
         tile = load_tile(v, b, g, columns, length, value_columns, sizes.V)
         acc = multiply_add(weights, tile, acc, sizes.KIND)
@@ -537,6 +545,7 @@ def attend_memory(
     far = zero_matrix(sizes.C, sizes.C)
     total = zeros(sizes.C)
     for part in range(sizes.PARTS):
+        # φ(q)·φ(k) and φ(q) (S ‖ z), summed over the parts of the features
         feature = features_of(fq, query_map, b, h, tokens, count, part, sizes, activate)
         key = features_transposed(fk, key_map, b, g, columns, length, part, sizes, activate)
         far = multiply_add(feature, key, far, sizes.KIND)
@@ -547,6 +556,7 @@ def attend_memory(
         acc = multiply_add(feature, state, acc, sizes.KIND)
         z = tl.load(normalisers + place * sizes.F + places, mask=places < sizes.F, other=0.0)
         total += tl.sum(feature.to(tl.float32) * z[None, :], 1)
+    # a token that S will take up is far for the queries whose windows it has left
     behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
     behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
     far = tl.where(behind, far, 0.0)

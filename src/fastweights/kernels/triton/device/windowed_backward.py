@@ -5,9 +5,9 @@ gradient do reaches the sums N and F, whose last columns count the weights:
 
     dN = near_scale (do ‖ -near_delta)      dF = far_scale (do ‖ -far_delta)
 
-and `share`, the gradient of the highest score by itself: that of c, which with one normaliser for
-both sides moves the weights of the window against those before it. With a `log_scale` c is that,
-has a gradient of its own, and moves no weight that is held at a bound.
+and `share`, minus the gradient of c, which the highest score takes, as c is that: with one
+normaliser for both sides c moves the weights of the window against those before it. With a
+`log_scale` c is that, has a gradient of its own, and moves no weight that is held at a bound.
 """
 
 import triton
@@ -185,10 +185,10 @@ def window_query_gradients(
         weights = window_weights(scores, near, top[:, None], ON_SCALE)
         tile = load_tile(v, b, g, columns, length, values, sizes.V)
         dnear = multiply(upstream, tl.trans(tile), sizes.KIND)
-        gains += tl.sum(weights * dnear, 1)
+        gains += tl.sum(weights * dnear, 1)  # do·N
         dscores = weights * (dnear - near_delta[:, None]) * near_scale[:, None]
         dscores = moving(dscores, scores, top[:, None], ON_SCALE)
-        moved += tl.sum(dscores, 1)
+        moved += tl.sum(dscores, 1)  # Σ ds = -da
         grad = multiply_add(dscores * bend(scores, softcap), key, grad, sizes.KIND)
 
     # dγ = do·(N / n - F / f), or dN·N / γ: 0 where a side is empty; the highest score takes it too
@@ -197,7 +197,7 @@ def window_query_gradients(
         if ON_SCALE:
             store_column(dscale, b, h, queries, count, -moved)
         else:
-            share = gamma * dgamma
+            share = gamma * dgamma  # γ dγ = Σ ds = -dc
             distance = load_row(statistics, 4 * sequence + 1, queries, count).to(tl.int32)
             key = load_tile(k, b, g, rows - distance, length, keys, sizes.K)
             grad -= (share * bend(seen(top), softcap))[:, None] * key.to(tl.float32)
@@ -242,8 +242,10 @@ def memory_query_gradients(
     behind = (columns >= 0)[None, :] & (rows[:, None] - columns[None, :] >= window)
     behind = within_documents(behind, documents, b, length, rows[:, None], columns[None, :])
     tile = load_tile(v, b, g, columns, length, values, sizes.V)
+    # dfar = dF (V ‖ 1)ᵀ of the pairs that are far
     dfar = multiply(upstream, tl.trans(tile), sizes.KIND) - far_delta[:, None]
     dfar = tl.where(behind, dfar * far_scale[:, None], 0.0)
+    # far_scale do, of the queries that read S: dF without its last column
     reads = tl.where(reading(documents, b, length, first, rows), far_scale, 0.0)
     upstream = upstream.to(tl.float32) * reads[:, None]
     place = (tl.cast(b, tl.int64) * sizes.GROUPS + g) * chunks + n
@@ -253,7 +255,7 @@ def memory_query_gradients(
         state = load_matrix(states, place, places, sizes.F, values, sizes.V)
         dphi = multiply_add(upstream, tl.trans(state), dphi, sizes.KIND)
         z = tl.load(normalisers + place * sizes.F + places, mask=places < sizes.F, other=0.0)
-        dphi -= (reads * far_delta)[:, None] * z[None, :]
+        dphi -= (reads * far_delta)[:, None] * z[None, :]  # the part of z in dF (S ‖ z)ᵀ
         store_tile(dfq, b, h, queries, count, places, sizes.F, dphi)
 
 
@@ -307,6 +309,7 @@ def sum_memory_gradients(
         n = end - 1 - step
         start = cached + n * sizes.C
         queries = n * sizes.C + tl.arange(0, sizes.C)
+        # dS_n has dS_{n+1}, but where a document begins in between
         D, d = keep_within(D, d, documents, b, length, start, start + sizes.C)
         # dS = φ(q)ᵀ dF of the queries that read S, head by head
         reads = reading(documents, b, length, start, cached + queries)
@@ -318,6 +321,7 @@ def sum_memory_gradients(
             feature = load_tile_transposed(fq, b, h, queries, count, features, sizes.F)
             upstream = load_tile(do, b, h, queries, count, columns, sizes.V).to(tl.float32)
             D = multiply_add(feature, upstream * far_scale[:, None], D, sizes.KIND)
+            # dz = -Σ φ(q) far_scale far_delta, by the last column of dF
             d -= tl.sum(feature.to(tl.float32) * (far_scale * far_delta)[None, :], 1)
         if dstates is not None:
             place = tl.cast(head, tl.int64) * (chunks + 1) + n
@@ -366,6 +370,7 @@ def memory_key_gradients(
 
     after = tl.maximum(n + 1, 0)
     boundary = tl.minimum(cached + after * sizes.C, length)
+    # what S_{n+1} (S_0, for earlier tiles) has: up to c_{n+1} - w, of the document at c_{n+1}
     taken = (rows <= boundary - window) & (after <= chunks)
     if documents is not None:
         taken &= documents_of(documents, b, length, rows, -1) == document_at(
@@ -374,6 +379,7 @@ def memory_key_gradients(
     place = tl.cast(head, tl.int64) * (chunks + 1) + tl.minimum(after, chunks)
     queries = n * sizes.C + tokens
     columns = cached + queries
+    # the queries of chunk n for which they are far, while S_n lacks them
     behind = columns[None, :] - rows[:, None] >= window
     behind = within_documents(behind, documents, b, length, columns[None, :], rows[:, None])
     first_head = g * (sizes.HEADS // sizes.GROUPS)
@@ -462,9 +468,11 @@ def window_key_gradients(
         near = within_documents(near, documents, b, length, columns[None, :], rows[:, None])
         weights = window_weights(scores, near, top[None, :], ON_SCALE) * near_scale[None, :]
         dvalue = multiply_add(weights, upstream, dvalue, sizes.KIND)
+        # ds = near ⊙ ((v ‖ 1) dNᵀ), 0 at a bound
         dscores = weights * (multiply(value, tl.trans(upstream), sizes.KIND) - near_delta[None, :])
         dscores = moving(dscores, scores, top[None, :], ON_SCALE)
         if SHARED and not ON_SCALE:
+            # dc = -share goes to the key whose score is c
             share = load_row(coefficients, row * COEFFICIENTS + SHARE, queries, count)
             distance = load_row(statistics, 4 * row + 1, queries, count).to(tl.int32)
             dscores -= tl.where(back == distance[None, :], share[None, :], 0.0)

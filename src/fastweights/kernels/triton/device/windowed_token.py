@@ -71,6 +71,7 @@ def map_vector(x, W, head, part, sizes: tl.constexpr, activate: tl.constexpr):
     map = load_matrix(
         W, head, tl.arange(0, sizes.BF), sizes.PART, tl.arange(0, sizes.BK), sizes.K
     ).to(tl.float32)
+    # x W in part 0, -x W in part 1
     products = tl.sum(map * x[None, :], 1) * (1 - 2 * part)
     return activate(products, tl.arange(0, sizes.BF) < sizes.PART, 0)
 
@@ -86,6 +87,7 @@ def age_by_one(ages, next_ages, cached, gone, rows, FORGOTTEN: tl.constexpr):
 @triton.jit
 def leaves_window(ages, cached, window):
     """Whether the oldest token leaves the window, so that the memory takes it up: [1]."""
+    # its age is w - 1 for this token, and would be w for the next
     oldest = tl.load(ages + tl.zeros([1], tl.int32), mask=cached > 0, other=0)
     return oldest == tl.maximum(window - 1, 0)
 
@@ -141,6 +143,7 @@ def attend_cache(asking, keys, values, ages, at, limits, sizes: tl.constexpr):
             anchor = tl.where(highest == float("-inf"), 0.0, highest)
             weights, fade = tl.exp2(scores - anchor), tl.exp2(top - anchor)
             total, acc, top = total * fade, acc * fade, highest
+        # N + Σ e^(s - c) (v ‖ 1) of the tile
         total += tl.sum(weights, 0)
         tile = load_tokens(cached_values, v, head, b, g, cached, rows, value_columns, sizes.V)
         acc += tl.sum(tile * weights[:, None], 0)
@@ -178,9 +181,11 @@ def read_memory(
         z = load_matrix(
             states, head, places, sizes.F, sizes.V + tl.zeros([1], tl.int32), sizes.V + 1
         )
+        # φ(q) (S ‖ z)
         acc += tl.sum(S * feature[:, None], 0)
         total += tl.sum(z * feature[:, None], 0)
         if reads_leaving:
+            # S' - S = φ(k)ᵀ (v ‖ 1) of the token itself, which adds φ(q)·φ(k) (v ‖ 1)
             weight = tl.sum(leaving_features(oldest, at, part, sizes, activate) * feature, 0)
             acc += weight * leaving_value
             total += weight
@@ -269,8 +274,8 @@ def step(
     past, read = (memory, inside), (oldest, leaving_value, window == 0)
     for h in range(g * (sizes.HEADS // sizes.GROUPS), (g + 1) * (sizes.HEADS // sizes.GROUPS)):
         asked = (q, log_scale, h)
-        near_sum, near = attend_cache(asked, near_keys, near_values, ages, at, limits, sizes)
-        far_sum, far = read_memory((fq, W_q, h), past, read, at, sizes, activate)
+        near_sum, near = attend_cache(asked, near_keys, near_values, ages, at, limits, sizes)  # N
+        far_sum, far = read_memory((fq, W_q, h), past, read, at, sizes, activate)  # F
         result = join_sides(near_sum, near, far_sum, far, load_number(mix, b, h), SHARED)
         tl.store(
             rows_of(o, b, h) + values, result.to(o.data.dtype.element_ty), mask=values < sizes.V
