@@ -207,6 +207,7 @@ class CacheRule(Recurrence[Cache]):
         """Σ_{j=s+1..t} log f_j ``[b h t s]``, sums only, where `before` has it for the cached s."""
         decays = self.log_decays()
         t = self.shape[1]
+        # column s sums the decays behind s; a difference of two sums would make NaN of −inf
         later = torch.ones(t, t, dtype=torch.bool, device=self.device).tril(-1)
         own = torch.where(later, decays, 0).cumsum(2)
         return torch.cat([before.mT + decays.cumsum(2), own], -1)

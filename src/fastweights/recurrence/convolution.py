@@ -168,6 +168,7 @@ def convolve_causally(h: Tensor, u: Tensor) -> Tensor:
     """(h * u)_t = Σ_s h_{t-s} u_s of ``[… l]`` and ``[… t]``, by the fast Fourier transform."""
     length = u.shape[-1]
     h = h[..., :length]
+    # zeros behind both, as long as the whole convolution: nothing wraps around
     size = fast_length(length + h.shape[-1] - 1)
     if u.is_complex() or h.is_complex():
         return torch.fft.ifft(torch.fft.fft(h, size) * torch.fft.fft(u, size))[..., :length]

@@ -119,6 +119,7 @@ class _Redefined(torch.autograd.Function):
         inputs, count = ctx.saved_tensors, ctx.count
         if not is_followed_on(gradients):
             return None, None, *gradients, *[None] * len(inputs)
+        # through the definition instead of the outputs' own graph, not through both
         wanted = ctx.needs_input_grad[2 + count :]
         return None, None, *[None] * count, *gradients_of(ctx.definition, inputs, wanted, gradients)
 

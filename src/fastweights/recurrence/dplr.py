@@ -94,6 +94,7 @@ class DPLR(MatrixRule[Tensor]):
     def attention_map(self) -> Map:
         b, t, h = self.shape
         p = self._products()
+        # for unit values, column s is all that v_s leads to be written
         identity = torch.eye(t, dtype=self.accumulator, device=self.device).expand(b, h, t, t)
         return self._sum(p.reading @ self._written(p, identity, torch.zeros_like(identity)))
 
@@ -108,11 +109,13 @@ class DPLR(MatrixRule[Tensor]):
         log_decay = None if self.log_decay is None else expand_time(self, self.log_decay)
         # what reads before the decay reads one token earlier
         earlier = a.roll(-1, -2) if self.reads_undecayed else a
+        # queries [2 …] with keys [n 1 …]: inner[i] is P(q, key i) and P(a, key i)
         inner, query, key, carry = decay_products(
             torch.stack([q, earlier]), torch.stack(keys)[:, None], log_decay
         )
         erased, erasing = inner[:, 1].tril(-1), query[1]
         if self.reads_undecayed:
+            # back to its own row; the first token reads S_0 as it is
             erased = F.pad(inner[:, 1, ..., :-1, :], (0, 0, 1, 0))
             erasing = torch.cat([a[..., :1, :], erasing[..., :-1, :]], -2)
         return _ErasingProducts(inner[:, 0], erased, query[0], erasing, key[:, 0], carry)
@@ -121,6 +124,7 @@ class DPLR(MatrixRule[Tensor]):
         """What is written under each key, of `values` and what a has `read` of S_0."""
         if self.b is None:
             return _solve(p.erased[0], values - read)[None]
+        # under b stands -r
         by_w, by_b = p.erased
         return torch.stack([values, _solve(by_b, -(read + by_w @ values))])
 

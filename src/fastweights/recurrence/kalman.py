@@ -87,6 +87,7 @@ class Kalman(MatrixRule[Moments]):
         """What the queries read, from the norms of all H_t, and then G and H, decayed together."""
         gram, memory = state
         reading = self._reading(self._queries(gram))
+        # one `Decay` of values (v ‖ k) from (G ‖ H); what is read of H goes unused
         wide = torch.cat([s.expand(*self.shape, -1) for s in (self.v, self.k)], -1)
         o, after = replace(reading, v=wide).chunk(torch.cat([memory, gram], -1))
         memory, gram = after.split([self.values, gram.shape[-1]], -1)
@@ -104,6 +105,7 @@ class Kalman(MatrixRule[Moments]):
 
     def _queries(self, gram: Tensor) -> Tensor:
         """q + μ (x - q) ``[b t h k]``, from H before the first token."""
+        # ‖H_t‖², in which no ridge enters: any stands in for λ_t, which follows from it
         systems = ChunkGram.of(
             *self._mesa(torch.ones_like(self.mix[:1, :1])).operator_streams(gram)
         )

@@ -94,6 +94,7 @@ class LogLinear(Wrapper[Fenwick]):
     def step(self, state: Fenwick) -> tuple[Output, Fenwick]:
         time, after = self._count(state[1])
         levels = _merge(self._by_level(state[0]), self._merged(time)[:, 0])
+        # all levels are values of one state, and v those of level 0
         own = F.pad(self._values, (0, (self.levels - 1) * self.values))
         read, moved = self.inner.with_values(own).step(_side_by_side(levels))
         o = self._weigh(read, self._numbers.expand(*time.shape, -1))
@@ -109,10 +110,13 @@ class LogLinear(Wrapper[Fenwick]):
         ends = F.one_hot(self._level(last, time), self.levels).to(self.accumulator)[:, 0]
         own = (ends[:, :, None, :, None] * self._values[:, :, :, None]).flatten(3)
         wide = self.inner.with_values(F.pad(own, (width, 0)))
+        # first half: the states before, which decay; second half: what the chunk writes
         read, moved = wide.chunk(F.pad(_side_by_side(before), (0, width)))
         left, added = (self._by_level(self._stack(part)) for part in moved.split(width, -1))
+        # the states before at the level they have for each token, then the tokens by their map
         o = self._weigh(read[..., :width], self._seen(state[1], time))
         o = o + (self._within(time) @ self._values.transpose(1, 2)).transpose(1, 2)
+        # what was before moves to the level that it has for the last token
         levels = _merge(left, self._seen(state[1], last)[:, 0]) + added
         return o.to(self.output), (levels.flatten(2, 3), after)
 
@@ -144,6 +148,7 @@ class LogLinear(Wrapper[Fenwick]):
         last = keeps.cumsum(1) - 1
         time = count[:, None] + last
         if self.starts is not None:
+            # kept tokens before the document's first; a start at padding is the next kept one's
             begun = torch.where(self.starts[..., 0, 0], last + (~keeps).long(), -1).cummax(1).values
             time = torch.where(begun < 0, time, last - begun)
         return time, time[:, -1] + 1
@@ -157,13 +162,16 @@ class LogLinear(Wrapper[Fenwick]):
         return self._bit_length(reader[:, :, None] ^ token[:, None])
 
     def _seen(self, count: Tensor, time: Tensor) -> Tensor:
-        """``[b t l]``: the level, at times ``[b t]``, of the states after `count ``[b]`` tokens."""
+        """``[b t l]``: the level, at times ``[b t]``, of the states after ``count [b]`` tokens."""
+        # of each level a token: the last one read, its l least bits cleared (any if there is none)
         first = (count[:, None] - 1 >> self._numbers) << self._numbers
         seen = self._level(time, first)
+        # the last level takes all beyond it, and stays the last
         return torch.where(self._numbers == self.levels - 1, self._numbers, seen)
 
     def _merged(self, time: Tensor) -> Tensor:
         """``[b t l]``: the level that each becomes a part of before the tokens at ``[b t]``."""
+        # l = 1 + lssb(t), into which the levels below merge; 0 at t = 0
         filled = self._bit_length(time & -time)
         if self.keep_mask is not None:
             filled = filled * self.keep_mask[..., 0, 0]

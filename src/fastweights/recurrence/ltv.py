@@ -119,6 +119,7 @@ class LTV:
             ValueError: If D differs between value channels.
         """
         b, length, h, _ = self.B.shape
+        # a value column for every s, whose response to an impulse at s is column s of Φ
         impulses = torch.eye(length, dtype=self.B.dtype, device=self.B.device)
         plain = replace(self, D=None)
         phi = plain.simulate(impulses[None, :, None].expand(b, length, h, length))[0].transpose(

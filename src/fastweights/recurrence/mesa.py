@@ -105,6 +105,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
     def chunk(self, state: tuple[Tensor, ...]) -> tuple[Output, tuple[Tensor, ...]]:
         gram, memory = state[:2]
         x = self._solve_queries(gram)
+        # o_t = q*_t G_t: G is a `Decay` state of values βv, and H under the same keys one of βk
         reads = decay_products(x, expand_time(self, self.k), self.log_decays())
         written = expand_time(self, self.beta) * expand_time(self, self.v)
         o = reads.inner @ written + reads.query @ memory
@@ -196,6 +197,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
 
     def attention_map(self) -> Map:
         reading = self.as_decay()
+        # the map of values βv, whose column s times β_s is that of v
         return (
             replace(reading, v=self.v).attention_map() * heads_first(self.beta, self.accumulator).mT
         )

@@ -104,6 +104,7 @@ class ChunkGram(Operator):
         return cls(decays.inner, decays.query, start, k, beta, ridge)
 
     def apply(self, p: Tensor) -> Tensor:
+        # Σ_{s≤t} (∏γ) (p_t·k_s) β_s k_s of the chunk's tokens, then ∏γ H p_t of those before
         own = ((p @ self.k.mT) * self.inner) @ (self.beta * self.k)
         return own + self.query * (p @ self.start.mT) + self.ridge * p
 
@@ -198,9 +199,11 @@ class _Iterate(NamedTuple):
 
     @classmethod
     def start(cls, operator: Operator, b: Tensor, tol: float) -> _Iterate:
+        # the residual of the Jacobi start is the first direction too
         x = b / operator.diagonal()
         r = b - operator.apply(x)
         residual, size = (s.detach().square().sum(-1, keepdim=True) for s in (r, b))
+        # bounds of ‖r‖², and so squares themselves
         enough = torch.maximum(tol**2 * residual, (torch.finfo(b.dtype).eps / 8) ** 2 * size)
         return cls(x, r, r, r.square().sum(-1, keepdim=True), enough, torch.zeros_like(residual))
 
@@ -210,11 +213,13 @@ class _Iterate(NamedTuple):
 
     def step(self, operator: Operator) -> _Iterate:
         active, product = self.active, operator.apply(self.p)
+        # ‖r‖² / pᵀ (H + Λ) p; 0 for a token that has converged, whose x and r stay
         length = torch.where(
             active, ratio(self.residual, (self.p * product).sum(-1, keepdim=True)), 0
         )
         x, r = self.x + length * self.p, self.r - length * product
         residual = torch.where(active, r.square().sum(-1, keepdim=True), self.residual)
+        # conjugate to the directions before
         p = r + ratio(residual, self.residual) * self.p
         return _Iterate(x, r, p, residual, self.enough, self.steps + active)
 
@@ -243,6 +248,7 @@ class ConjugateGradient(Solver):
             raise ValueError(f"{self}: max_steps and tol must not be negative")
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
+        # in units of b's largest number, so that no square overflows or vanishes
         scale = b.detach().abs().amax(-1, keepdim=True)
         found = self._run(operator, _Iterate.start(operator, ratio(b, scale), self.tol or 0.0))
         return SolverResult(found.x * scale, found.steps)
@@ -286,6 +292,7 @@ class ConjugateGradient(Solver):
     def _run_active(self, operator: Operator, iterate: _Iterate) -> _Iterate:
         """Tiles whose tokens have all converged are put aside as soon as they are half of what is
         left."""
+        # `whole` has every tile's result, `left` says which tiles the iterate still holds
         whole = iterate._replace(x=iterate.x.clone(), steps=iterate.steps.clone())
         left = torch.arange(len(iterate.x), device=iterate.x.device)
         for _ in range(self.max_steps):
@@ -325,13 +332,16 @@ class Chebyshev(Solver):
             raise ValueError(f"{self}: max_steps must not be negative")
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
+        # H_t has eigenvalues from 0 to at most its Frobenius norm
         least = operator.ridge.amin(-1, keepdim=True)
         most = operator.ridge.amax(-1, keepdim=True) + operator.squared_norm().sqrt()
         center, contraction = (least + most) / 2, ((most - least) / (most + least)).square()
+        # x_0 = 0, x_1 = b / c and ω_1 = 2, with c halfway between the bounds
         start = torch.zeros_like(b), b / center, torch.full_like(center, 2.0)
 
         def step(operator: Operator, parts: Parts) -> Parts:
             before, x, pace, center, contraction, b = parts
+            # ω ← 4 / (4 - ρ² ω), which weighs the residual and the momentum of the step before
             pace = 4 / (4 - contraction * pace)
             moved = x - pace / center * (operator.apply(x) - b) + (pace - 1) * (x - before)
             return x, moved, pace, center, contraction, b
@@ -365,6 +375,7 @@ class Cholesky(Solver):
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         dense = operator.dense()
+        # under `Signed` H + Λ may be negative definite, as its first diagonal element tells
         sign = dense[..., :1, 0].sign()
         factor = torch.linalg.cholesky(sign[..., None] * dense)
         x = torch.cholesky_solve((sign * b)[..., None], factor).squeeze(-1)
@@ -393,7 +404,9 @@ class ShermanMorrison(Solver):
 
     def advance(self, inverse: Tensor, decay: Tensor, k: Tensor, beta: Tensor) -> Tensor:
         """Return R_t for ``R_{t-1} [n k k]``, and γ, k, β of one token ``[n 1 ·]``."""
+        # (γ M)⁻¹ = R / γ, by which the ridge in M fades too
         inverse = inverse / decay
+        # (M + β kᵀk)⁻¹ = R - β (k R)ᵀ (k R) / (1 + β k R kᵀ), for R is symmetric
         read = k @ inverse
         return inverse - read.mT * (beta * read) / (1 + beta * (read @ k.mT))
 
@@ -404,6 +417,7 @@ class ShermanMorrison(Solver):
         finite."""
         x = b @ inverse
         error = (b - operator.apply(x)).norm(dim=-1) - self.tol * b.norm(dim=-1)
+        # not "error > 0": NaN, of an R that is not finite, counts as bad
         bad = (~(error <= 0)).squeeze(-1).nonzero().squeeze(-1)
         steps = torch.zeros_like(x[..., :1])
         if len(bad):
@@ -491,8 +505,10 @@ class _ImplicitSolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         require_one_at_a_time(gradients, "a solver")
         x, *theta = ctx.saved_tensors
+        # e* goes to the residual alone, whose own graph hands it on to b and θ
         if not is_followed_on(gradients):
             return None, None, ctx.solve(gradients[0], *theta), *[None] * (len(theta) + 2)
+        # to be differentiated again: b and θ get theirs here, and the residual none
         e = solve_implicitly(ctx.solve, ctx.product, gradients[0], *theta)
         wanted = ctx.needs_input_grad[5:]
         found = gradients_of(partial(ctx.product, x), theta, wanted, (-e,))

@@ -92,6 +92,7 @@ class Substeps(Composed[Tensor], Wrapper[Tensor]):
             v: ``[b t 2 r h v]``
             log_decay: ``[b t h 1|k]``
         """
+        # 3r - 1 steps: r keys, r more after the decay, and r queries, the first at the last key
         ranks = q.shape[2]
         k, v = (_pad_steps(s.flatten(2, 3), 0, ranks - 1) for s in (k, v))
         q = _pad_steps(q, 2 * ranks - 1, 0)

@@ -100,6 +100,7 @@ class Timeline(NamedTuple):
             else starts[..., 0, 0].expand(b, t).cumsum(1)
         )
         return cls(
+            # a cached token lies its age before the record's first one, which is at 1
             position=torch.cat([1 - age, own], 1),
             document=torch.cat([torch.zeros_like(age), document], 1),
             query=torch.where(keeps, position, position + 1),
@@ -131,5 +132,6 @@ class Timeline(NamedTuple):
     def age(self) -> Tensor:
         """``[b s]``: the distances that the next token will see."""
         age = self.length + 1 - self.position
+        # padding and forgotten tokens lie about FORGOTTEN behind, all others far less than half
         current = self.document == self.document[:, -1:]
         return torch.where(current & (age < FORGOTTEN // 2), age, FORGOTTEN)

@@ -275,6 +275,7 @@ class ShiftRegister(Transition):
 
     def apply_adjoint(self, states: Tensor) -> Tensor:
         held, slots, memory = self._rows(states)
+        # rows move back, and the last one reads S along the features that it was added by
         read = (self.leaving.conj()[..., None] * memory).sum(-2, keepdim=True)
         slots = torch.cat([slots[..., 1:, :].expand(*read.shape[:-2], -1, -1), read], -2)
         memory = self.below.apply_adjoint(memory)

@@ -255,9 +255,11 @@ class _Network(NamedTuple):
     def gradients(self, k: Tensor, v: Tensor, rate: Tensor) -> Gradients:
         """(X, E) of every layer: token t adds η_t ∇ℓ = X_tᵀ E_t to its gradients."""
         applied = self._forward(k)
+        # ℓ = ½ ‖k + LN(y) - v‖²
         error = self._norm_backward(applied[-1].output, v - k)
         found = [(applied[-1].input, rate * error)]
         for layer, W in zip(applied[-2::-1], self.layers[:0:-1], strict=True):
+            # through W without its bias, then GELU; η multiplies what is written, not what goes on
             error = (error @ W[..., :-1, :].mT) * _gelu_slope(layer.output)
             found.append((layer.input, rate * error))
         return found[::-1]
@@ -267,6 +269,7 @@ class _Network(NamedTuple):
         x = q
         for number, (W, G, (X, E)) in enumerate(zip(self.layers, sums, found, strict=True)):
             x = _with_one(_gelu(x) if number else x)
+            # G_t is never formed: scores of x with the inputs X_s of s ≤ t weigh their E_s
             x = x @ W - scale * (x @ G + (x @ X.mT).tril() @ E)
         return q + self._norm(x)
 
@@ -285,6 +288,7 @@ class _Network(NamedTuple):
         """d ½ ‖LN(y) - target‖² / d y"""
         standard, deviation = self._standardize(y)
         slope = self.gain * (self.gain * standard + self.shift - target)
+        # the adjoint of (I - 1ᵀ1 / k - yᵀy / k) / deviation, y standardised
         along = (slope * standard).mean(-1, keepdim=True)
         return (slope - slope.mean(-1, keepdim=True) - standard * along) / deviation
 
@@ -354,26 +358,33 @@ class _Grid(NamedTuple):
         is one.
         """
         b, t = kept.shape
+        # which token of the sequence each is, those of the minibatch before counted
         number = kept.cumsum(1) - kept.long() + before[:, None]
+        # enough for t tokens behind size - 1 others
         count = (size + t - 2) // size + 1
         if starts is None:
             slot, fresh = number, None
             after = (before + kept.sum(1)) % size
         else:
             document = starts.cumsum(1)
+            # kept tokens of each document; document 0 goes on with those that were read before
             lengths = F.pad(before[:, None], (0, t)).scatter_add(1, document, kept.long())
             needed = -(-lengths // size)
+            # minibatches, and tokens, of the documents ahead
             first, ahead = needed.cumsum(1) - needed, lengths.cumsum(1) - lengths
             begins = first.gather(1, document)
             slot = size * begins + number - ahead.gather(1, document)
             last = document[:, -1:]
             if not before.is_meta:
+                # a last document of padding alone still begins a minibatch
                 count = int((begins[:, -1:] + needed.gather(1, last).clamp(min=1)).max())
             fresh = kept.new_zeros(b, count + 1)
+            # tokens that begin nothing mark the column behind all
             fresh = fresh.scatter(1, torch.where(starts, begins, count), True)
             after = lengths.gather(1, last)[:, 0] % size
         slot = torch.where(kept, slot, count * size)
         taken = kept.new_zeros(b, count * size + 1).scatter(1, slot, True)
+        # places are taken in order: a minibatch is full if its last one is
         full = taken[:, size - 1 : -1 : size]
         return cls(slot, count, size, full, fresh, after)
 

@@ -92,6 +92,7 @@ def take_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 def keep_tokens(cache: KeptTokens, sink: Tensor, sinks: int, window: int) -> KeptTokens:
     """The sinks of a cache, and the newest of its other tokens."""
+    # sinks, and those of the others that the window holds, each chosen by age
     held = torch.where(sink, cache.age, FORGOTTEN)
     recent = torch.where(~sink & (cache.age <= window), cache.age, FORGOTTEN)
     groups = [(held, newest(held, sinks)), (recent, newest(recent, window))]
@@ -121,6 +122,7 @@ def ranks_in_documents(age: Tensor, time: Timeline, sinks: int, starts: Tensor |
     held = live[:, :sinks]
     behind = torch.where(live[:, sinks:], sinks, -1)
     cached = torch.cat([torch.where(held, held.cumsum(1) - 1, -1), behind], 1)
+    # own tokens count on from the cached sinks, or from 0 where a document begins
     first = -held.sum(1, keepdim=True).expand_as(time.query)
     if starts is not None:
         first = torch.where(starts[..., 0, 0], time.query - 1, first).cummax(1).values
@@ -142,6 +144,7 @@ def tokens_behind(
     (b, s), t = time.position.shape, time.query.shape[1]
     device = time.position.device
     if keep is None:
+        # own token i stands at s - t + i: a shift by w, with zeros where the cache does not reach
         missing, first = max(window - (s - t), 0), max(s - t - window, 0)
 
         def shift(x: Tensor) -> Tensor:
@@ -186,6 +189,7 @@ def register(
     b, t = seen.time.query.shape
     always = torch.ones(b, t, 1, 1, dtype=torch.bool, device=written.device)
     rank = seen.rank[:, -t:, None]
+    # a token enters the row of its rank among the sinks, else row 0 of the register
     held = rank == torch.arange(sinks, device=written.device)
     entered = F.pad((rank >= sinks).to(written.dtype), (0, max(window - 1, 0)))[..., :window]
     slots = torch.cat([held.to(written.dtype), entered], -1)[:, :, None]

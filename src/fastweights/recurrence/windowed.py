@@ -181,10 +181,13 @@ class WindowedLinear(Recurrence[WindowState]):
         scores = soft_cap(q @ keys.to(self.accumulator).mT / q.shape[-1] ** 0.5, self.softcap)
         scores = scores.masked_fill((age >= self.window)[:, None, None], -torch.inf)
         near = exponentials(scores, self._grouped(self.log_scale)) @ exact
+        # the window shows the token of age w - 1 for the last time: the next query reads it in S,
+        # or this one if there is no window
         leaving = mapped[:, :, :1] * (age[:, :1] == max(self.window - 1, 0))[:, None, :, None]
         written = memory + leaving.to(memory.dtype).mT @ exact[:, :, :1]
         far = fq @ (memory if self.window else written)
         o = join_sides(near, far, mix, shared=self.shared).flatten(1, 2)[:, None]
+        # w - 1 tokens stay: of w the oldest goes
         rest = slice(int(age.shape[1] >= self.window), None)
         ring = (s[:, :, rest] for s in (keys, values, self.kept_features(mapped)))
         age = torch.where(age < FORGOTTEN, age + 1, age)[:, rest]
@@ -194,6 +197,7 @@ class WindowedLinear(Recurrence[WindowState]):
         seen = self._append_to_cache(state)
         values = with_ones(seen.values.to(self.accumulator))
         near, far = self._weights(seen)
+        # only queries of the cache's own document read its S
         first = (seen.time.document[:, -self.shape[1] :] == 0)[:, None, :, None]
         read = (self._queries(features(self.fq)) * first) @ repeat_kv(state[3], self.shape[2])
         values = repeat_kv(values, self.shape[2])
@@ -212,11 +216,14 @@ class WindowedLinear(Recurrence[WindowState]):
         behind = (behind & seen.time.same_document[..., None]).to(self.accumulator)
         fk = repeat_kv(seen.features.to(self.accumulator), near.shape[1])
         fq = self._queries(features(self.fq))
+        # row j of the register holds the value j tokens behind
         slots = torch.einsum("bhts,btsj->bhtj", near, behind[..., :w])
+        # C before the division: the window's rows, S's rows, and each side's sum of weights
         read = self._mix_and_normalize(
             torch.cat([slots, 0 * fq, near.sum(-1, keepdim=True)], -1),
             torch.cat([0 * slots, fq, far.sum(-1, keepdim=True)], -1),
         )
+        # the value w tokens behind is added to S along its φ
         A, B = self._register(torch.einsum("bhsf,bts->bthf", fk, behind[..., w]))
         return LTV(A, B, C=read.transpose(1, 2))
 
@@ -408,6 +415,7 @@ def _slide_window(
     gone = ((age >= window) & (age < FORGOTTEN // 2))[:, None, :, None]
     written = (seen.features * gone).to(memory.dtype).mT @ with_ones(seen.values.to(memory.dtype))
     last = age.gather(1, chosen)
+    # a token is kept or written, never both: one that has left the window makes room
     last = torch.where(last < window, last, FORGOTTEN)
     rows, there = chosen[:, None, :, None], (last < FORGOTTEN)[:, None, :, None]
     keys, values, features = (

@@ -298,6 +298,7 @@ class Windowed(Composed[Parts]):
         """The rule that writes what leaves the window, and ``[b t]``: whether something has."""
         behind, found = tokens_behind(seen.time, self.window, self.keep_mask)
         t, document = self.shape[1], seen.time.document
+        # written is what leaves the window, unless it is lost, a sink, or of another document
         ordinary = (seen.rank >= 0) & ~seen.sink
         there = found & behind(ordinary) & (behind(document) == document[:, -t:])
         written = iter(seen.written)
@@ -369,6 +370,7 @@ class Windowed(Composed[Parts]):
         past, own = cache.age.shape[1], torch.arange(len(self), device=self.device)
         behind, _ = tokens_behind(seen.time, self.window, self.keep_mask)
         tokens = behind(torch.arange(len(own) + past, device=self.device).expand(len(there), -1))
+        # from the map over what the delayed rule writes to one over the tokens that it is of
         to_tokens = (tokens[..., None] == own + past).to(self.accumulator)
         far = self._bare(rule).attention_map() @ to_tokens[:, None]
         far = with_sum(far) if self.shared else with_ones(far)
@@ -388,6 +390,7 @@ class Windowed(Composed[Parts]):
         far = heads_first(system.C, self.accumulator).expand(*near.shape[:3], -1)
         n = rule.normalisers() if self.shared else torch.ones_like(system.C[..., :1])
         assert n is not None
+        # rows of sinks and window, rows of the rule, and each side's sum of weights
         C = self._join_sides(
             torch.cat([read, torch.zeros_like(far), near.sum(-1, keepdim=True)], -1),
             torch.where(
@@ -482,10 +485,12 @@ class WindowedEffect(Effect[Parts]):
         age = torch.cat([self.passage.after(before.age), self.age], 1)
         past, live = before.age.shape[1], age < FORGOTTEN // 2
         place = torch.arange(age.shape[1], device=age.device)
+        # candidates: what was cached as sinks, then what the tokens had as sinks; the first count
         first = (place < sinks) | ((place >= past) & (place < past + sinks))
         sink = live & first
         sink = sink & (sink.cumsum(1) <= sinks)
         written = tuple(torch.cat(p, 1) for p in zip(before.written, self.written, strict=True))
+        # other own tokens have been written, if they left: `memory` is their effect
         older = slice(0, past + sinks)
         leaving = (live & ~sink & (age > window))[:, older]
         memory = self.tokens.write(
