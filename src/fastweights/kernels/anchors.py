@@ -90,6 +90,7 @@ class Anchors(NamedTuple):
         dend = dend.unsqueeze(-2)
         if self.read.shape[-1] == 1:
             dtotal, dend = dtotal.sum(-1, keepdim=True), dend.sum(-1, keepdim=True)
+        # every c from t on holds log α_t: a sum over later tokens; so does the chunk's end
         return dtotal.sum(-2, keepdim=True) - dtotal.cumsum(-2) + dtotal + dend
 
 

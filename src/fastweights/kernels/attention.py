@@ -60,6 +60,7 @@ def _all_blocks(recurrence: Softmax, block: int) -> Tensor:
         ).unflatten(1, (n, block))
         for s in (recurrence.q, recurrence.k, recurrence.v)
     )
+    # blocks are sequences of their own, with the keys of two blocks, which hold any window
     queries = q.expand(-1, -1, -1, h, -1).flatten(0, 1).transpose(1, 2)
     keys, values = (
         torch.cat([_block_before(s), s], 2).flatten(0, 1).transpose(1, 2) for s in (k, v)

@@ -67,6 +67,7 @@ class Factors(NamedTuple):
 
     @classmethod
     def of(cls, log_decay: Tensor) -> Factors:
+        # c_t, and μ halfway to the chunk's end
         total = log_decay.cumsum(-2)
         middle = total[..., -1:, :] / 2
         return cls(total.sub_(middle).exp_(), middle.exp().mT)
@@ -99,6 +100,7 @@ def largest_safe_chunk(log_decay: Tensor | None) -> int | None:
     sums = F.pad(sums, (0, 0, 0, 0, 0, -sums.shape[1] % CHUNKS[0]))
     harmless = None
     for chunk in reversed(CHUNKS):
+        # log decays of whole chunks, from those of the shorter ones
         sums, length = sums.unflatten(1, (-1, chunk // length)).sum(2), chunk
         if not sums.amin() > -MAX_SAFE_LOG_DECAY:
             break

@@ -48,10 +48,13 @@ def compute_bonus_token(
     gain, before = recurrence.log_gain.double()[:, 0], m.double()
     decayed = before if rule.log_decay is None else before + rule.log_decay.double()[:, 0]
     q, k, bonus = (s[:, 0, :, :, None] for s in (rule.q, rule.k, rule.bonus))
+    # a zero query reads nothing, whatever the state's scale
     before = torch.where(q[..., 0] == 0, EMPTY_LOG_SCALE, before)
     with torch.no_grad():
+        # m_t = max(m_{t-1} + log α, w, least); o reads S before its token decays it
         after = round_up(torch.maximum(decayed, gain).clamp(min=least), m.dtype)
         read = torch.maximum(before, gain).clamp(min=least)
+    # of S and k in the state, and of S and the bonus in o: none is above 0
     logs = (decayed - after, gain - after, before - read, gain - read)
     kept, written, seen, own = (
         torch.stack(torch.broadcast_tensors(*logs)).exp().to(m.dtype)[..., None]

@@ -27,6 +27,7 @@ def convolve(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
     """
     silent = replace(recurrence, v=torch.zeros_like(recurrence.v[:1, :1, :, :1]))
     impulse = heads_first(recurrence.w, state.dtype).mT
+    # S, and beside it the state that an impulse leaves: both go through the same steps
     both = torch.cat([state, impulse.expand(*state.shape[:-1], 1)], -1)
     first = heads_first(recurrence.q, state.dtype) @ impulse
     impulses, reads = [], []
@@ -35,8 +36,10 @@ def convolve(recurrence: DPLR, state: Tensor) -> tuple[Tensor, Tensor]:
         o, both = silent.step(both)
         reads.append(o)
     read, own = torch.cat(reads, 1).split([state.shape[-1], 1], -1)
+    # K_0 = q w is read at once, K_l behind l steps
     kernel = torch.cat([first.transpose(1, 2).expand_as(own[:1, :1]), own[:1, :-1]], 1)
     v = recurrence.v.to(state.dtype).expand(*recurrence.shape, -1)
+    # what the tokens leave in the state, Σ_t A^(T-1-t) w v_t
     written = torch.einsum("thk,bthv->bhkv", torch.cat(impulses).flip(0), v)
     o = convolve_causally(kernel.movedim(1, -1), v.movedim(1, -1)).movedim(-1, 1) + read
     return o.to(recurrence.output), both[..., :-1] + written

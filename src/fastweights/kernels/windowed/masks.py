@@ -41,6 +41,7 @@ class WindowMasks(NamedTuple):
             torch.arange(x, device=device)
             for x in (span.stop - span.start + 1, plan.block, plan.strip)
         )
+        # a strip begins a window before its block: how far each key lies behind each query
         behind = row[:, None] + plan.window - column
         near, far = (behind >= 0) & (behind < plan.window), (behind >= plan.window)[:, : plan.block]
         carry = n[:, None] >= n
@@ -49,6 +50,7 @@ class WindowMasks(NamedTuple):
         present = documents.present[:, None, :, None]
         keys = plan.strips(present, span, plan.strip)[:, :, :, None, None, :, 0]
         queries = plan.strips(present[:, :, plan.window :], span, plan.block)[:, :, :, None]
+        # the document of the last token that S holds, at the start of every block
         ends = F.pad(documents.running, (1, 0))[:, : plan.length + 1 : plan.block][
             :, span.start : span.stop + 1
         ]

@@ -65,6 +65,7 @@ class SpanStreams(NamedTuple):
             scores.masked_fill_(~masks.near, -torch.inf)
             highest = _own(scores).amax(-1, keepdim=True)
             scores.sub_(highest.masked_fill(highest == -torch.inf, 0))
+            # exp is slow below; the masks take away what the clamp leaves where nothing is seen
             scores.clamp_(min=smallest_exponent(scores.dtype))
         near = _own(scores.exp_()).mul_(masks.near).flatten(3, 4)
         far = (self.fq @ self.fk.mT).unflatten(3, (-1, c)).mul_(masks.far).flatten(3, 4)
@@ -73,6 +74,7 @@ class SpanStreams(NamedTuple):
     def states(self, masks: WindowMasks, memory: Tensor) -> Tensor:
         """S ``[b g n+1 f v+1]`` before every block and after the last."""
         fk = self.fk if masks.absorbed is None else self.fk * masks.absorbed
+        # row n of `carry`: what S has at the start of block n, of S before all and of each block
         written = torch.cat([memory.unsqueeze(2), fk.mT @ self.leaving_values], 2)
         return (masks.carry.to(written.dtype) @ written.flatten(3)).unflatten(3, memory.shape[2:])
 
