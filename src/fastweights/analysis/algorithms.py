@@ -161,6 +161,7 @@ class ChunkwiseParallel(Algorithm):
             case ErasingTransition(decay=decay, k=k, beta=beta):
                 record = Delta(q, k, u, beta, decay.log())
             case RankOneTransition(decay=decay, a=a, b=b):
+                # A = diag(α) - bᵀa: a reads the state as it is before the decay
                 record = DPLR(q, k, u, a, b, decay.log(), before=True)
             case _:
                 raise ValueError(f"{self.name} cannot run this system: {self.refuses(system)}")
@@ -187,11 +188,13 @@ class FourierConvolution(Algorithm):
 
     def compute(self, system: LTV, u: Tensor) -> Output:
         length = len(system)
+        # K_τ, the response to an impulse at the first token
         impulse = torch.zeros(1, length, 1, 1, dtype=system.B.dtype, device=system.B.device)
         impulse[:, 0] = 1
         response, _ = LTV(system.A, system.B, system.C).simulate(
             impulse.expand(*system.B.shape[:3], 1)
         )
+        # with as many zeros behind, so that nothing wraps around
         spectrum = torch.fft.fft(response, 2 * length, dim=1) * torch.fft.fft(u, 2 * length, dim=1)
         y = torch.fft.ifft(spectrum, dim=1)[:, :length]
         return _add_skip(system, y if system.B.is_complex() else y.real, u)
@@ -252,6 +255,8 @@ def prefixes(a: Transition, x: Tensor) -> Tensor:
     even, odd = slice(0, x.shape[1] // 2 * 2, 2), slice(1, None, 2)
     later = slice(2, None, 2)
     h = x.clone()
+    # two tokens are one with A_odd A_even and x_odd + A_odd x_even, whose states the odd ones have
     h[:, odd] = prefixes(a[odd].after(a[even]), x[:, odd] + a[odd].apply(x[:, even]))
+    # an even token's state follows from that of the odd one before it
     h[:, later] += a[later].apply(h[:, odd][:, : x[:, later].shape[1]])
     return h

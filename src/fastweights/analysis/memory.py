@@ -58,6 +58,7 @@ def output_factor(window: LTV) -> Tensor:
     b, length, h, width = window.B.shape
     read = window.C.new_zeros(b, h, width, length)
     for t in reversed(range(length)):
+        # column t is C_tᴴ; A_tᴴ takes it, and those of later tokens, to before token t
         read[..., t] = window.C[:, t].conj()
         read = window.A[t : t + 1].apply_adjoint(read[:, None])[:, 0]
     return read
@@ -90,6 +91,7 @@ def hankel(system: LTV, cut: int, length: int) -> Tensor:
         length: Number of inputs before `cut`, and of outputs after it.
     """
     past, future = system[max(0, cut - length) : cut], system[cut : cut + length]
+    # Ψᴴ = Q R and Ωᴴ = Q' R' give Ωᴴ Ψ = Q' (R' Rᴴ) Qᴴ
     reached, read = (
         torch.linalg.qr(map_and_input_factor(past)[1].mH).R,
         torch.linalg.qr(output_factor(future).mH).R,
@@ -160,6 +162,7 @@ def linear_systems(record: Mesa, cuts: tuple[int, ...]) -> LinearSystems:
     gram = Decay(record.k, record.k, record.beta * record.k, record.log_decay)
     state, found, before = gram.initial_state(), [], 0
     for cut in cuts:
+        # H before the last token ahead of the cut, whose own system is looked at
         _, state = evaluate(gram[before : cut - 1], state)
         token, before = record[cut - 1 : cut], cut - 1
         empty = token.initial_state()

@@ -188,6 +188,7 @@ def memory_of(record: Recurrence, heads: list[int], extent: ProfileLimits) -> Me
 def _memory_of_groups(
     record: HeadGroups, heads: list[int], extent: ProfileLimits
 ) -> MemoryProfile | None:
+    # heads are measured group by group in the order of their places, and put back in order
     places = [record.order[head] for head in heads]
     parts, first = list[MemoryProfile](), 0
     for group in record.groups:

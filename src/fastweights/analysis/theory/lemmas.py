@@ -115,6 +115,7 @@ def taylor_softmax(
         features.append(phi.shape[-1])
         score_errors.append(largest((inner.attention_map() - scores.exp()).tril()))
         map_errors.append(largest(Normalized(inner).attention_map() - wanted))
+    # |e^x - Σ_{p≤P} x^p / p!| ≤ |x|^(P+1) / (P+1)! e^|x|
     top = largest(scores)
     bounds = tuple(top ** (p + 1) / factorial(p + 1) * exp(top) for p in orders)
     points = (2, 4, 8, 16)

@@ -111,6 +111,7 @@ def _attempt(
         for k in (key, first)
     ]
     kept = values[0] if decay is None else decay[0] * values[0]
+    # the best k_1 leaves of the kept row what is not along the new value
     along = (kept @ new) / (new @ new)
     return Attempt(
         model,
@@ -266,6 +267,7 @@ def _without_queries(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(q, k, α) ``[t c]`` of `Approximation.signed`."""
     t = torch.arange(len(target))
     alive = (t[:, None] <= t).to(target.dtype)
+    # p_cs - p_{c+1,s}: the channels c ≥ t, which alone live at t, telescope to p_ts
     change = target - torch.cat([target[1:], torch.zeros_like(target[:1])])
     return torch.ones_like(target), change.mT * alive, alive
 
@@ -287,6 +289,7 @@ def _construction(
 def _rise(target: Tensor) -> float:
     """The most that attention to a token grows from one query to a later one."""
     queries = torch.arange(len(target))
+    # queries before the token count as 1, which is never the least
     seen = target.masked_fill(queries[:, None] < queries, 1)
     return float((target - seen.cummin(0).values).max())
 
