@@ -175,6 +175,7 @@ class TokenLoss:
                 parts.append(self.kl * divergence(logits, *known))
             return torch.stack(parts).sum()
 
+        # only states whose next token is learnt are given logits
         rows = student.states[:, :-1][learnt], targets[learnt], *known
         return mean_over_rows(total, student.vocabulary, *rows)
 

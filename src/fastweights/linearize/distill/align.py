@@ -65,6 +65,7 @@ class HiddenLoss:
         if self.norm:
             rows = torch.linalg.vector_norm(upcast(output) - upcast(target), dim=-1)
             kept = rows if keep is None else rows[keep]
+            # of padding alone 0, and no NaN
             mean = kept.mean() if len(kept) else kept.sum()
             parts.append(self.norm * mean / output.shape[-1] ** 0.5)
         return torch.stack(parts).sum()

@@ -80,6 +80,7 @@ def transfer_blockwise(
         ).run(done, session):
             return False
         block.requires_grad_(False)
+        # what the block has read; what it has given is read by the next one
         _file(out, number).unlink(missing_ok=True)
     _file(out, len(blocks(model))).unlink(missing_ok=True)
     return True

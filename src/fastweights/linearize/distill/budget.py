@@ -77,6 +77,7 @@ class CacheBudget(SoftmaxBudget):
     def choose(self, order: Sequence[int], caches: Sequence[LayerCache]) -> list[int]:
         of_layer = {cache.layer: cache for cache in caches}
         chosen = list[int]()
+        # the room left with all layers linear goes to those needed most, as far as they fit in it
         left = self.size - sum(cache.after(self.length) for cache in caches)
         if left < 0:
             raise ValueError(

@@ -58,10 +58,12 @@ class LayerParts:
         """
         shares = dict[int, list[float]]()
         own = {layer: [float(w) for w in weights] for layer, weights in self._weights.items()}
+        # Σ_k w_k over all processes; divided by their number, as gradients are averaged over them
         found = processes.total({str(layer): sum(weights) for layer, weights in own.items()})
         for layer, weights in own.items():
             total = found[str(layer)] / processes.count or 1.0
             shares[layer] = [weight / total for weight in weights]
+            # gradients are share · Σ_k (w_k / w_1) ∇loss_k so far
             _multiply(modules[layer], (weights[0] or 1.0) / total / self._share)
         self._weights.clear()
         return shares

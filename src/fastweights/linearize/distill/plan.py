@@ -231,6 +231,7 @@ def _plan_stage(stage: StageConfig, trained: int, length: int) -> StagePlan:
     tokens = stage.fit.steps * stage.fit.batch * length
     stored = 0
     if isinstance(stage, AdaptationConfig) and stage.loss.kl and stage.loss.teacher.top_k:
+        # of every token k numbers of tokens, and the log shares of these and of the rest
         stored = tokens * (2 * stage.loss.teacher.top_k + 1) * torch.float32.itemsize
     return StagePlan(stage.name, stage.fit.steps, length, tokens, trained, stored)
 

@@ -99,6 +99,7 @@ class LayerStage(TextStage):
     ) -> dict[str, Tensor]:
         totals = dict[int, Tensor]()
         for layer, of_parts in self.parts.settle(self.layers(), processes).items():
+            # this process's Σ_k w_k loss_k over the processes' mean Σ_k w_k, to be averaged later
             losses = [losses[f"loss/{layer}"] for losses in parts]
             totals[layer] = torch.stack(losses).mul(losses[0].new_tensor(of_parts)).sum()
         return losses_by_name("loss", totals)

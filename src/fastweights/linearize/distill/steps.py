@@ -126,6 +126,7 @@ class EvaluateStep(ConversionStep):
             run.conversion.data.length,
             max(len(text.validation.text), sum(stage.tokens for stage in run.plan.stages)),
             {
+                # as many tokens' keys and values as the state has bytes for
                 cache.layer: max(2, cache.state // cache.token)
                 for cache in _plan_of(student).caches
                 if cache.state

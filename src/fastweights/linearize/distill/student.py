@@ -104,10 +104,12 @@ def room_for_heads(run: ConversionRun) -> int:
     """
     budget, analog = run.conversion.state_budget or 0, run.conversion.recipe.analog
     planned = run.plan
+    # weights are those of the model, and the branches' in float32
     itemsize = (planned.weights - 4 * planned.branch) // planned.parameters
     beside, least = planned.state, 0
     for one in planned.converted:
         own = head_bytes(one, analog.window, analog.columns(one), itemsize)
+        # without the key heads' own, which count the ages one by one; the plan's are shared
         beside += (one.kv_heads - 1) * AGE * (analog.window - 1) - one.kv_heads * own
         least += one.kv_heads * head_bytes(one, FEWEST, analog.columns(one), itemsize)
     if budget < beside + least:

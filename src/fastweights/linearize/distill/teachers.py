@@ -114,6 +114,7 @@ def store_logits(
     """
     missing = _missing(out, stored)
     processes.wait()  # before one of them writes what another has not listed yet
+    # a file per process and turn: all processes go through as many turns, in which they meet
     for turn in range(-(-len(missing) // processes.count)):
         if processes.any(stop()):
             return False
@@ -175,6 +176,7 @@ def divergence_of_largest(logits: Tensor, tokens: Tensor, log_shares: Tensor) ->
     student, tokens = logits.log_softmax(-1), tokens.long()
     own = torch.cat([student.gather(-1, tokens), _rest(student, tokens)], -1)
     shares = log_shares.exp()
+    # a class without a share adds nothing, though its logarithm is −inf
     terms = torch.where(shares > 0, shares * (log_shares - own), 0)
     return terms.sum(-1).sum()
 

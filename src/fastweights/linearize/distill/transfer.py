@@ -89,8 +89,10 @@ class TransferLoss:
             call: The layer's call.
             target: What softmax gives.
         """
+        # a relative error counts by its denominator, so that parts give the error of the whole
         if self.output and not (self.weights or self.maps):
             return squared_size(target, call.keep)
+        # a mean over sequences and heads, by sequences
         if self.maps and not (self.output or self.weights):
             return upcast(target).new_tensor(len(target))
         return count_tokens(target, call.keep)
@@ -188,6 +190,7 @@ class BackwardInForward(Transfer):
 
     def take(self, call: AttentionCall, loss: Tensor, target: Output) -> None:
         weight = self.loss.weight(call, target)
+        # frees the layer's graph before the next layer has one
         go_backward(loss * self.parts.factor(call.layer, weight, self.share))
         self.losses[call.layer] = loss.detach()
 
