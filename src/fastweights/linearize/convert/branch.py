@@ -369,6 +369,7 @@ class WindowedBranch(LinearBranch):
     def to_cache(self, state: State) -> tuple[Tensor, ...]:
         keys, values, _, memory, age = state
         if self.key_repeats > 1:
+            # of the copies that query heads have of a key head, one
             keys, values = (s[:, :: self.key_repeats].contiguous() for s in (keys, values))
         return keys, values, memory, age
 

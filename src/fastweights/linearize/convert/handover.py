@@ -79,6 +79,7 @@ def convert_cache(
         ShapeError: If the mask has fewer columns than the cache has tokens.
     """
     dynamic, converted = require_dynamic(cache), branches(model)
+    # checks all layers before any of them is changed
     lengths = [_length(dynamic, index, branch) for index, branch in converted.items()]
     keep = _mask(attention_mask, max(lengths, default=0))
     for index, branch in converted.items():
@@ -165,6 +166,7 @@ def _state(
     memory, heads = StateLayer(), branch.attention.heads
     memory.update(keys, values)
     k, v = keys.transpose(1, 2), values.transpose(1, 2)
+    # no state depends on queries
     q = k.new_zeros(1, 1, 1, 1).expand(*k.shape[:2], heads, k.shape[-1])
     for start in range(0, k.shape[1], piece):
         part = slice(start, start + piece)

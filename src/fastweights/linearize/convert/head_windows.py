@@ -136,6 +136,7 @@ class GroupedBranch(LinearBranch):
     def cached_tokens(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Mask]:
         parts = zip(self.branches, self.divide(kept), strict=True)
         found = [group.cached_tokens(part) for group, part in parts]
+        # the tokens that every group still has
         least = min(there.shape[1] for _, _, there in found)
         keys, values, there = zip(*(_last(tokens, least) for tokens in found), strict=True)
         order = list(_places(self.key_heads))

@@ -48,6 +48,7 @@ class DocumentPlaces(NamedTuple):
         """Of `t` tokens after `count` others ``[b]`` of a document."""
         kept = count.new_ones(count.shape[0], t, dtype=torch.bool) if keep is None else keep
         position = kept.cumsum(1)
+        # kept tokens before each document's first; the cached document's lie before these, below 0
         before, document = -count[:, None].expand_as(position), torch.zeros_like(position)
         if segments is not None:
             starts = find_segment_starts(segments)
@@ -62,7 +63,9 @@ class DocumentPlaces(NamedTuple):
         places among the cached sinks and the tokens behind them; a cached one's for none."""
         room = self.documents * sinks
         is_sink = (self.rank >= 0) & (self.rank < sinks)
+        # each document's sinks have slots, and all other tokens one more, which is cut off
         slot = torch.where(is_sink, self.document * sinks + self.rank, room)
+        # a slot has the cached sink of its rank unless one of these tokens is that sink
         cached = torch.arange(room + 1, device=slot.device) % max(sinks, 1)
         own = torch.arange(sinks, sinks + slot.shape[1], device=slot.device)
         table = cached.expand(slot.shape[0], -1).scatter(1, slot, own.expand_as(slot))
@@ -195,6 +198,7 @@ class LandmarkBranch(WindowedBranch):
         places = DocumentPlaces.of(count, k.shape[1], keep, segments)
         mapped = self.phi_k(self.phi_k.unrotate(k, places.rank))
         if plain and self._have_left(count):
+            # no sink is in the window: all are cached, and what leaves it now has landmarks alone
             sinks, future, fk = keys[:, None], None, F.pad(mapped, (0, self.config.sinks))
         else:
             sinks = self.reader.keys_of_queries(keys, k, places)
@@ -203,9 +207,11 @@ class LandmarkBranch(WindowedBranch):
             fk = self.reader.mark(mapped, places.rank)
         of_sinks = self._scores(q, sinks)
         if future is not None:
+            # a sink that is still to come has no weight
             of_sinks = of_sinks.masked_fill(future, -torch.inf)
         of_landmarks = self.phi_q.scores(self.phi_q.unrotate(q, places.rank))
         scores = torch.cat([of_landmarks, of_sinks], -1)
+        # what the features are relative to, which the window's weights then are too
         scale = scores.logsumexp(-1, keepdim=True)
         return self.windowed(q, k, v, scores.softmax(-1), fk, scale)
 

@@ -159,10 +159,12 @@ def _place(
     attention, phi_q, phi_k = branch.attention, branch.phi_q, branch.phi_k
     repeats = attention.heads // attention.kv_heads
     keys = torch.cat([text.keys for text in seen]).transpose(0, 1)
+    # P, by which a key k and a query q have the mean score q·(k P) behind the window
     distances = torch.arange(max(branch.config.window, 1), FARTHEST + 1)
     weights = 1 / distances / (1 / distances).sum()
     P = turning.mean(distances, weights).to(keys)
     moments = P @ torch.stack([text.moments for text in seen]).sum(0) @ P.mT
+    # x metric xᵀ is the mean square of q·(x P): what an error x of a key does to scores
     metrics = attention.scaling**2 * moments / sum(text.queries for text in seen)
     means, W, b = list[Tensor](), list[Tensor](), list[Tensor]()
     for own, metric in zip(keys, metrics, strict=True):
@@ -171,12 +173,14 @@ def _place(
         points = own @ root
         places = cluster(points, phi_k.size, generator)
         nearest = torch.cdist(points, places).argmin(-1)
+        # as queries meet them, turned by P; an empty cluster's place is taken back from z to a key
         means.append(_means(own, nearest, places @ torch.linalg.pinv(root)) @ P)
         # -τ/2 ‖z - z_c‖², but for ‖z‖², which all landmarks have in common
         W.append(SHARPNESS * places @ root.mT)
         b.append(-SHARPNESS / 2 * places.square().sum(-1))
     turning.write(phi_q, phi_k)
     _write(phi_k, torch.stack(W), torch.stack(b))
+    # the query heads of a key head score its means alike
     of_queries = attention.scaling * torch.stack(means).repeat_interleave(repeats, 0)
     _write(phi_q, of_queries, of_queries.new_zeros(of_queries.shape[:2]))
 

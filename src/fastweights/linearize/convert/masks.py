@@ -109,6 +109,7 @@ class ForwardMasks:
         """``[b t]``: whether each token sees the one `step` further on."""
         rows = torch.arange(self.b, device=self.device)[:, None]
         tokens = self.offset + torch.arange(self.t, device=self.device)[None].expand(self.b, -1)
+        # at the ends a token looks at itself, which it sees: the first one begins no document
         others = (tokens + step).clamp(self.offset, self.offset + self.t - 1)
         return self.visible(rows, rows * 0, tokens, others).expand(self.b, self.t)
 

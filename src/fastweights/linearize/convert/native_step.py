@@ -138,6 +138,7 @@ class BranchToken:
             return False
         kept = memory.state
         assert kept is not None
+        # keys, values, memory and age of each group, and behind them what sinks have kept
         groups = [kept[4 * i : 4 * i + 4] for i in range(len(self._groups))]
         past = kept[4 * len(groups) :]
         if past and past[1].tolist() != places:
@@ -242,6 +243,7 @@ class LinearizedStep(NativeStep):
         own, eps = getattr(norm, "weight", None), getattr(norm, "eps", None)
         if own is None or eps is None or own.is_inference():
             return None
+        # of ones the norm gives weight / √(1 + ε)
         weight = norm.forward(torch.ones(own.numel())) * (1 + eps) ** 0.5
         tried = torch.linspace(-1, 2, own.numel())
         found, wanted = rms_normalize(tried, weight, eps), norm.forward(tried)

@@ -170,12 +170,15 @@ def _layouts(width: int) -> Iterator[_Pairs]:
 
 def _fit(first: Tensor, moved: Mapping[int, Tensor], pairs: _Pairs) -> _PairFit:
     one, other = pairs
+    # a pair of channels as one number, which a shift by s multiplies by e^(iωs)
     before = torch.complex(first[..., one], first[..., other])
     after = {s: torch.complex(keys[..., one], keys[..., other]) for s, keys in moved.items()}
     speeds, residual = torch.zeros(len(one), dtype=torch.float64), 0.0
     for shift, keys in after.items():
+        # the angle that ω leaves open so far, by least squares over tokens and heads
         turned = before * torch.polar(torch.ones_like(speeds), speeds * shift)
         speeds = speeds + (keys * turned.conj()).sum((0, 1)).angle() / shift
+    # what the turned pairs leave out, and how far channels without a pair have moved
     still = torch.ones(first.shape[-1], dtype=torch.bool)
     still[one] = still[other] = False
     for shift, keys in after.items():

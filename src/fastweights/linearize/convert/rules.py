@@ -157,6 +157,7 @@ class RuleBranch(LinearBranch):
         k, v = (s[:, :, :first].transpose(1, 2) for s in (keys, values))
         (b, *_, width), heads = k.shape, self.attention.heads
         with disable_autocast(k.device):
+            # what the rule writes of them depends on no query
             rule = self.rule(k.new_zeros(b, 1, heads, width), k, v)
         room = (0, 0, 0, keys.shape[2] - first)
         written = (

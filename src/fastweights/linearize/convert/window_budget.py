@@ -184,6 +184,7 @@ def _share(
         for inputs in follow(texts, "measuring windows"):
             attend_all(model, inputs, mode)
     converted = branches(model)
+    # a row per size, a column per key head: those of all layers share one budget
     errors = torch.cat([mode.errors[layer] for layer in converted], 1)
     rest = iter(divide(errors.T.tolist(), [costs[size] for size in sizes], budget))
     chosen = {
@@ -232,6 +233,7 @@ class _MeasureSizes(Mode):
         rows = list[Tensor]()
         for window, columns in self.sizes:
             o, _ = evaluate(set_window(records[columns], window))
+            # by query head, then summed over those of each key head
             error = ((call.branch.read(o) - softmax).square() * keep).sum((0, 1, 3))
             rows.append(error.unflatten(0, (call.k.shape[2], -1)).sum(-1))
         self.errors[call.layer] = torch.stack(rows).double() + self.errors.get(call.layer, 0)
@@ -258,6 +260,7 @@ def divide(errors: Sequence[Sequence[float]], costs: Sequence[int], budget: int)
             f" {budget:,}; allow more"
         )
     left = budget - least
+    # every head offers its best step, and the best offer is taken
     first = ((_best_step(own, costs, 0, left), head) for head, own in enumerate(errors))
     steps = [(*step, head) for step, head in first if step is not None]
     heapq.heapify(steps)
@@ -266,6 +269,7 @@ def divide(errors: Sequence[Sequence[float]], costs: Sequence[int], budget: int)
         cost = costs[end] - costs[chosen[head]]
         if cost <= left:
             chosen[head], left = end, left - cost
+        # of what is left, which an offer made earlier may have exceeded
         if (step := _best_step(errors[head], costs, chosen[head], left)) is not None:
             heapq.heappush(steps, (*step, head))
     return chosen
@@ -329,6 +333,7 @@ def _with_sizes(
     )
     for group, heads in groups:
         if group.config.feature_dim in placed:
+            # parameters lie head by head: a group takes those of its key heads
             source = placed[group.config.feature_dim][layer].state_dict()
             group.load_state_dict(
                 {
