@@ -211,6 +211,7 @@ class StreamingSoftmax(Mode):
                 " goes on from no cache; read the whole text at once, with use_cache=False"
             )
         nothing = q.new_zeros(*q.shape[:3], 1)
+        # of a rule in which nothing is written: window and sinks alone
         record = Windowed(
             Decay(nothing, nothing, v.new_zeros(*q.shape[:3], v.shape[-1]), None),
             call.branch.softmax_queries(q),
@@ -233,6 +234,7 @@ def _attend_at_once(call: AttentionCall, window: int, sinks: int) -> Output:
     seen = (distance >= 0) & ((distance < window) | (keys < sinks))
     if call.kept is not None:
         kept = call.kept[:, None, None].bool()
+        # the sinks are the first tokens that are no padding
         seen = (distance >= 0) & kept & ((distance < window) | (kept.cumsum(-1) <= sinks))
     streams = call.branch.softmax_queries(call.q), call.k, call.v
     q, k, v = (stream.to(call.v.dtype).transpose(1, 2) for stream in streams)

@@ -260,6 +260,7 @@ class RecallLost(LossMeasure):
                 " recall cannot tell its layers apart; take longer sequences, or another criterion,"
                 " such as damage"
             )
+        # octaves weigh alike, those in which softmax recalls nothing left out
         there = total > 0
         return [float((count[there] / total[there]).mean()) for count in lost]
 
@@ -273,6 +274,7 @@ def _recalls(
     far = distance[:, 1:] > window
     targets, distance = ids[:, 1:][far], distance[:, 1:][far]
     reads = models.read({"input_ids": ids}, choices)
+    # logits are made of the states before these tokens alone
     softmax, *found = (
         read.logits(read.states[:, :-1][far]).argmax(-1) == targets for read in reads
     )
@@ -350,6 +352,7 @@ class RestoredInTurn(Criterion):
         while left:
             found = losses(_each_left_out(left))
             least = min(found)
+            # the layer that leaves the least stays softmax from now on
             best = left.pop(found.index(least))
             gained[best], before = before - least, least
         return gained

@@ -152,6 +152,7 @@ def token_distances(document: FarDocument, stops: np.ndarray) -> np.ndarray:
     last = stops - 1
     for recall in document.recalls:
         first, end = np.searchsorted(last, (recall.start, recall.stop))
+        # what their last characters repeat, and how many tokens stop ahead of that
         sources = last[first:end] - recall.start + recall.source
         distance[first:end] = np.arange(first, end) - np.searchsorted(stops, sources, side="right")
     return distance
@@ -311,6 +312,7 @@ class _DocumentWriter:
         return start
 
     def _expect(self, told: list[tuple[_Item, int]]) -> None:
+        # even over the logarithm; a count breaks ties in the heap, whose items have no order
         gap = np.exp(self.generator.uniform(np.log(NEAREST), np.log(self.reach)))
         self.planted += 1
         heapq.heappush(self.due, (self.length + int(gap), self.planted, told))

@@ -94,6 +94,7 @@ class KnownText:
         if key in self._states and not again:
             return of_states(inside, self._states[key])
         found = read()
+        # not logits in the place of states: they are large, and `of_states` does not take them
         if key is not None and found.states.shape[-1] < found.vocabulary:
             self._keep(key, found.states)
         return found

@@ -105,6 +105,7 @@ def choose_distances(
         room: Tokens that all modes may read together.
     """
     distances, left = distances_to(trained), room
+    # every mode reads the same tokens, and every distance has the same share of them
     most = min(tokens, room // modes) // len(distances)
     chosen, left_out = dict[int, int](), dict[int, str]()
     for distance in distances:
@@ -176,5 +177,6 @@ def repeated_passages(text: TokenText, distance: int, most: int) -> Tensor:
 def _batches(ids: Tensor, together: int) -> list[dict[str, Tensor]]:
     """Inputs that have logits before recalled tokens alone."""
     length = ids.shape[1]
+    # the cue's last token predicts the first one that is recalled
     kept = torch.arange(length - PASSAGE + CUE - 1, length)
     return [{"input_ids": batch, "logits_to_keep": kept} for batch in ids.split(together)]

@@ -131,12 +131,15 @@ def _interval(closed: np.ndarray, lost: np.ndarray) -> tuple[float | None, float
     if len(lost) < 2:
         return None
     count = len(lost)
+    # how often each sequence is drawn: sums over a resample are one product
     times = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     above, below = times @ closed, times @ lost
     shares = np.full(RESAMPLES, np.inf)
     np.divide(above, below, out=shares, where=below > 0)
+    # where the window loses nothing, the share has no bound on the side of what is closed
     shares = np.where(below > 0, shares, np.copysign(np.inf, above))
     tail = (100 - CONFIDENCE) / 2
+    # one of the values themselves: between infinities there is no number
     low, high = np.percentile(shares, [tail, 100 - tail], method="nearest")
     return _finite(low), _finite(high)
 
