@@ -223,6 +223,7 @@ class CacheRule(Recurrence[Cache]):
         cache = (seen.keys, seen.values, *decays, seen.time.age)
         if self.span is None:
             return cache
+        # without padding, and nothing cached before, the newest tokens are the last ones
         if self.sees_its_own_alone(seen):
             first = zero_or_more(len(self) - (self.span - 1))
             *tokens, age = cache
@@ -260,6 +261,7 @@ class CacheEffect(Effect[Cache]):
         keys, values, *decays, age = state
         together = [torch.cat([keys, self.keys], 2), torch.cat([values, self.values], 2)]
         if self.decay is not None and self.total is not None:
+            # all of the tokens lie behind those that were cached before
             together.append(torch.cat([_bounded(decays[0] + self.total), self.decay], 2))
         ages = torch.cat([self.passage.after(age), self.age], 1)
         return _keep_newest((*together, ages), self.span - 1)

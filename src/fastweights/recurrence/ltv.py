@@ -46,6 +46,7 @@ class DenseLTV:
         b, length, heads, outputs, inputs = self.D.shape
         phi = self.D.new_zeros(b, heads, length, length, outputs, inputs)
         for s in range(length):
+            # column s: Φ_ts = C_t A_t … A_{s+1} B_s, and D_s beside C_s B_s
             state = self.B[:, s]
             phi[:, :, s, s] = self.C[:, s] @ state + self.D[:, s]
             for t in range(s + 1, length):

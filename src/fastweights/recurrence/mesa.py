@@ -162,6 +162,7 @@ class Mesa(MatrixRule[tuple[Tensor, ...]]):
             self._flatten_heads(s)
             for s in (self.q, self.k, self.beta, self._log_decay().exp(), self.ridge)
         )
+        # R after the token's rank-one update; what it makes of q is checked, and solved for if off
         moved = solver.advance(inverse.flatten(0, 1), decay, k, beta)
         (x, _), moved = solver.solve_from(moved, TokenGram(gram.flatten(0, 1), ridge), q)
         return x.unflatten(0, gram.shape[:2]), moved.view_as(inverse)
@@ -302,6 +303,7 @@ def condition_numbers(recurrence: Mesa, state: State | None = None) -> Tensor:
     """The condition number of every H_t + Λ_t, ``[b t h]`` (MesaNet Fig. 13)."""
     found = []
     for operator, _ in recurrence.iterate_systems(state):
+        # the systems of a `Signed` record, σ (H + Λ), have eigenvalues below 0 where σ = -1
         curvature = torch.linalg.eigvalsh(operator.dense()).abs()
         found.append(curvature.amax(-1, keepdim=True) / curvature.amin(-1, keepdim=True))
     return _by_head(recurrence, found)

@@ -29,7 +29,7 @@ class Signed(Composed[S], Wrapper[S], Generic[S]):
 
     With σ_t = ∏_{s≤t} sign α_s, the state σ_t S_t decays by |α_t| alone, so that signs travel as
     factors ±1: on q, v and skip of a `Decay`, on q and v of a `Delta` or `DPLR`; on β and Λ of a
-    `Mesa`, for σ_t (σ_t H_t + Λ) is what it then solves with. The state is the inner record's.
+    `Mesa`, for σ_t (H_t + Λ) is what it then solves with. The state is the inner record's.
     α ∈ (-1, 1) is what state tracking takes (MesaNet app. H).
 
     Attributes:

@@ -148,6 +148,7 @@ class Softmax(CacheRule):
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = expand_time(self, self.sinks).expand(*scores.shape[:3], 1)
+        # the sink takes its share, and has no value
         return torch.cat([sinks, scores], -1).softmax(-1)[..., 1:]
 
 

@@ -375,7 +375,7 @@ class Cholesky(Solver):
 
     def solve(self, operator: Operator, b: Tensor) -> SolverResult:
         dense = operator.dense()
-        # under `Signed` H + Λ may be negative definite, as its first diagonal element tells
+        # under `Signed` this is σ (H + Λ): the first diagonal element has the sign of all
         sign = dense[..., :1, 0].sign()
         factor = torch.linalg.cholesky(sign[..., None] * dense)
         x = torch.cholesky_solve((sign * b)[..., None], factor).squeeze(-1)

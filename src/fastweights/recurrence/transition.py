@@ -269,6 +269,7 @@ class ShiftRegister(Transition):
 
     def apply(self, states: Tensor) -> Tensor:
         held, slots, memory = self._rows(states)
+        # the last row goes on into S, all others move by one, and the first is free for B
         memory = self.below.apply(memory) + self.leaving[..., None] * _last_row(slots)
         slots = torch.cat([torch.zeros_like(slots[..., :1, :]), slots[..., :-1, :]], -2)
         return self._apply_masks((held, slots, memory), states)

@@ -155,8 +155,10 @@ def tokens_behind(
     last = window + t
     place = time.position + window - 1
     place = torch.where((place >= 0) & (place < last), place, last)
+    # which token each place holds, -1 for none; what is lost goes to the place behind all
     nowhere = place.new_full((b, last + 1), -1)
     tokens = nowhere.scatter(1, place, torch.arange(s, device=device).expand(b, s))
+    # position p - w has the place p - 1
     index = tokens[:, :-1].gather(1, (time.query - 1).clamp(max=last - 1))
     found = (index >= 0) & keep[..., 0, 0].expand(b, t)
     return lambda x: take_tokens(x, index.clamp(min=0)), found

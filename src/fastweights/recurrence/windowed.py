@@ -429,6 +429,7 @@ def exponentials(scores: Tensor, log_scale: Tensor | None = None) -> Tensor:
     if log_scale is not None:
         log_weights = (scores - log_scale).clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
         return log_weights.exp().masked_fill(scores == -torch.inf, 0)
+    # where a row sees nothing, −inf - (−inf) would be NaN
     highest = scores.amax(-1, keepdim=True)
     return (scores - highest.masked_fill(highest == -torch.inf, 0)).exp()
 

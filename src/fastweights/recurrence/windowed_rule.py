@@ -242,6 +242,7 @@ class Windowed(Composed[Parts]):
             return False
         if not self.sinks:
             return True
+        # a token goes behind the others, which one that is still to be a sink does not
         unseen = torch.compiler.is_compiling() or cache.age.is_meta
         return not unseen and bool((cache.age[:, : self.sinks] < FORGOTTEN).all())
 
@@ -331,6 +332,7 @@ class Windowed(Composed[Parts]):
 
     def _window_by_blocks(self, cache: KeptTokens, block: int) -> Tensor:
         found: list[Tensor] = []
+        # queries need keys and values alone
         cache = cache._replace(written=())
         for piece in self.split(block):
             seen = piece._append(cache)
