@@ -106,6 +106,7 @@ class _Dependencies:
         if stream is None or not stream.requires_grad:
             return frozenset()
         real = torch.view_as_real(stream) if stream.is_complex() else stream
+        # random weights, so that gradients do not cancel in the sum
         weighted = real * torch.rand(
             real.shape, generator=Generator().manual_seed(1), dtype=real.dtype
         )

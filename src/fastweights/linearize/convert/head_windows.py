@@ -157,6 +157,7 @@ def _places(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def _last(tokens: tuple[Tensor, Tensor, Mask], count: int) -> tuple[Tensor, Tensor, Mask]:
     """The last tokens that are there, `count` places."""
     keys, values, there = tokens
+    # those that are there last, in their order
     places = there.int().argsort(dim=1, stable=True)[:, there.shape[1] - count :]
     k, v = (s.take_along_dim(places[:, None, :, None], 2) for s in (keys, values))
     return k, v, there.gather(1, places)

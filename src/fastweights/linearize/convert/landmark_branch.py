@@ -174,6 +174,7 @@ class LandmarkBranch(WindowedBranch):
     ) -> tuple[Tensor, Tensor]:
         _, count = self._split(kept)[1] or self.reader.empty(k)
         rank = DocumentPlaces.of(count, k.shape[1], keep, segments).rank
+        # how far a token's position is beyond its place in its document
         ahead = torch.where(rank < 0, 0, positions - rank)
         turned = self.phi_q.unrotate(q, ahead), self.phi_k.unrotate(k, ahead)
         return turned[0].to(q.dtype), turned[1].to(k.dtype)

@@ -54,6 +54,7 @@ class Turning:
         key k as they were have the mean score q·(k P)."""
         angles = distances.double()[:, None] * self.speeds.double() * (2 * math.pi / TURN)
         cosines, sines = (weights.double() @ s for s in (angles.cos(), angles.sin()))
+        # what `unrotate` makes of a key at its distance, in the mean
         unit = torch.eye(len(self.partners), dtype=torch.float64)
         return unit * cosines + unit[:, self.partners] * sines
 
@@ -77,6 +78,7 @@ def find_turnings(model: Any) -> dict[int, Turning]:
     """
     ids = torch.arange(TOKENS, device=model.device)[None]
     ids = ids % model.config.get_text_config().vocab_size
+    # the text is moved only as far as the model has positions
     room = (positions_of(model.config) or SHIFTS[-1] + TOKENS) - TOKENS
     takes = "position_ids" in signature(type(model.base_model).forward).parameters
     shifts = [shift for shift in SHIFTS if takes and shift <= room]

@@ -67,6 +67,7 @@ class BestState:
         better = [n for n, best in self.losses.items() if n in row and row[n] < best.loss]
         if not better:
             return None
+        # parts may be of different steps, each of its own best one
         changed = {tensor for name in better for tensor in parts[name]}
         later = {name: BestLoss(int(row["step"]), row[name]) for name in better}
         kept = {name: x for name, x in self.tensors.items() if name not in changed}

@@ -112,6 +112,7 @@ class LayerStage(TextStage):
         totals, tokens = dict[str, float](), 0
         with evaluation_mode(self.model):
             for batch, counts in processes.share(self.validation_batches()):
+                # what a process reads only to keep step with the others does not count
                 count = counts * batch["input_ids"].numel()
                 tokens += count
                 for name, loss in losses_by_name("val_loss", self.losses(batch)).items():

@@ -325,6 +325,7 @@ class StudentModel:
         for stage in self.finished:
             if not stage.trained.changes_weights:
                 model = stage.trained.prepare(model, self.run.conversion.seed)
+            # but for what was trained of layers that are softmax again
             trained = read_parameters(self.run.out / stage.name)
             copy_parameters(
                 model, {name: x for name, x in trained.items() if not name.startswith(softmax)}

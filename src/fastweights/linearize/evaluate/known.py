@@ -112,6 +112,7 @@ class KnownText:
         named = dict(model.named_parameters())
         own = {n: p for n, p in named.items() if ".linear_branch." in n or ".lora_" in n}
         others = [(p.data_ptr(), p._version) for n, p in named.items() if n not in own]
+        # softmax reads neither branches nor adapters
         if is_softmax:
             return number, *others
         trained = (p for branch in branches(model).values() for p in branch.parameters())
