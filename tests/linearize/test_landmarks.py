@@ -30,7 +30,7 @@ from fastweights.linearize import (
     place_landmarks,
     use_mode,
 )
-from fastweights.linearize.convert.landmarks import cluster
+from fastweights.linearize.convert.landmarks import FARTHEST, cluster
 from fastweights.linearize.distill import student as student_module
 from fastweights.linearize.distill.pipeline import run_conversion
 from fastweights.linearize.distill.recipes import RECIPES
@@ -139,6 +139,14 @@ def test_the_same_seed_places_the_same_landmarks() -> None:
 
     assert torch.equal(placed(1), placed(1))
     assert not torch.equal(placed(1), placed(2))
+
+
+def test_landmarks_of_windows_beyond_the_farthest_distance_are_turned_to_the_windows_end() -> None:
+    model = linearize(teacher(), config(window=FARTHEST + 1))
+    place_landmarks(model, [{"input_ids": IDS}])
+    q, k = branches(model)[0].phi_q.W.detach(), branches(model)[0].phi_k.W.detach()
+    assert q.isfinite().all()
+    assert min(q.abs().amax(), k.abs().amax()) > 0.01
 
 
 @compiled

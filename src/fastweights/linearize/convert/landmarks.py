@@ -24,7 +24,8 @@ a landmark in its place makes in the scores."""
 ROUNDS = 20
 """Of Lloyd's algorithm."""
 FARTHEST = 1024
-"""Tokens between a query and a key, at most, over which scores of landmarks are averaged."""
+"""Tokens between a query and a key, at most, over which scores of landmarks are averaged; a window
+that ends beyond has those at its end alone."""
 
 
 def place_landmarks(
@@ -160,7 +161,8 @@ def _place(
     repeats = attention.heads // attention.kv_heads
     keys = torch.cat([text.keys for text in seen]).transpose(0, 1)
     # P, by which a key k and a query q have the mean score q·(k P) behind the window
-    distances = torch.arange(max(branch.config.window, 1), FARTHEST + 1)
+    nearest = max(branch.config.window, 1)
+    distances = torch.arange(nearest, max(nearest, FARTHEST) + 1)
     weights = 1 / distances / (1 / distances).sum()
     P = turning.mean(distances, weights).to(keys)
     moments = P @ torch.stack([text.moments for text in seen]).sum(0) @ P.mT
