@@ -176,7 +176,9 @@ PRETRAINED = (
     "linearize_pretrained_budget_recall",
     "linearize_pretrained_more",
     "linearize_pretrained_windows",
+    "linearize_pretrained_features",
     "linearize_pretrained_students",
+    "linearize_pretrained_whole",
     "linearize_pretrained_far_recall",
 )
 """Files of results, the last measured last."""
