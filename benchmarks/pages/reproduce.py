@@ -248,9 +248,9 @@ def _number(x: float | None) -> str:
 def _numbers(claim: Claim, outcome: Outcome) -> str:
     """What was measured, with its floors, and the paper's numbers where they are others."""
     measures = Measures(Measure(**row) for row in outcome["measures"])
-    if not measures.of("").series:
-        return _by_quantity(claim, measures)
     main, scale = measures.of(""), claim.sizes[outcome["size"]].experiment.scale
+    if not main.series:
+        return _by_quantity(claim, measures, scale)
     places = {_place(x): x for x in main.places()}
     printed = (x for row in claim.figures.values() for x in row if x.startswith("paper"))
     columns = dict.fromkeys([*places, *printed])
@@ -264,15 +264,24 @@ def _numbers(claim: Claim, outcome: Outcome) -> str:
     return table((claim.unit, *columns), rows) if rows else ""
 
 
-def _by_quantity(claim: Claim, measures: Measures) -> str:
+def _by_quantity(claim: Claim, measures: Measures, scale: Scale | None) -> str:
     """What was measured, with a column for each quantity that the paper prints, beside its
-    numbers."""
+    numbers; for each that was measured where it prints none of them."""
     printed = {name for row in claim.figures.values() for name in row}
-    columns = [name for name in measures.quantities if name in printed]
+    measured = [name for name in measures.quantities if name != FLOOR]
+    columns = [name for name in measured if name in printed] or measured
+    floors = {row.series for row in measures.of(FLOOR)}
     rows = []
+    if scale is not None and scale.quantity in columns:
+        rows.append(
+            _floors(
+                [_floor(measures, None, scale if n == scale.quantity else None) for n in columns]
+            )
+        )
     for series in measures.series:
         ours = [_reached(measures.of(name), series, None) for name in columns]
-        rows += _beside(series, ours, _printed(claim.figures.get(series, {}), columns))
+        if series not in floors:
+            rows += _beside(series, ours, _printed(claim.figures.get(series, {}), columns))
     return table((claim.unit, *columns), rows) if columns else ""
 
 

@@ -217,6 +217,29 @@ def test_floors_and_ceilings_are_no_test() -> None:
     assert reason(HIGH, LOW, Above(Term("a"), Term("b", fails=True))) == ""
 
 
+def test_a_floor_of_one_quantity_says_nothing_of_others() -> None:
+    scale = Scale(0.0, ascending=False, quantity="PPL")
+    learnt, other = (Above(Term("a", quantity=q), Term("b", quantity=q)) for q in ("PPL", "KL"))
+
+    def reasons(a: Numbers, b: Numbers) -> list[str]:
+        rows = [
+            Measure(name, value, None, quantity, seed)
+            for quantity in ("PPL", "KL")
+            for name, values in (("a", a), ("b", b))
+            for seed, value in enumerate(values)
+        ]
+        measures = Measures([*rows, Measure("3-grams", 9.0, quantity=FLOOR)])
+        checks = judge(_claim([learnt, other]), Given(3, scale), measures)
+        return [check.reason for check in checks]
+
+    assert reasons(HIGH, LOW) == ["a (13) is on the floor: 3-grams, 9", ""]
+    assert reasons(HIGH, HIGH) == [
+        "no model has left the floor (a (13) is on the floor: 3-grams, 9)",
+        "",
+    ]
+    assert reasons(LOW, LOW) == ["", ""]
+
+
 def test_two_that_solve_what_a_control_does_not_are_equal() -> None:
     scale, equal = Scale(margin=1.0, ceiling=11.0), Near(Term("a"), Term("b"), 3)
     for control, verdict in ((MIXED, ClaimVerdict.HOLDS), (HIGH, ClaimVerdict.UNTESTED)):

@@ -316,7 +316,6 @@ def pretended(recipe: Experiment) -> Measures:
             case ConversionTrial(series=series, seed=seed):
                 quantities = ("PPL@2", "PPL@0", "KL of weights", "error of outputs")
                 rows += [Measure(series, 1.0, None, quantity, seed) for quantity in quantities]
-                rows += [Measure("3-grams", 1.0, quantity=FLOOR)] * (len(rows) == len(quantities))
             case LanguageModelTrial(series=series, seed=seed, readings=readings):
                 rows += [row for reading in readings for row in _read(reading, series, seed)]
             case _:

@@ -190,17 +190,23 @@ class Near(Statement):
 
 @dataclass(frozen=True)
 class Scale:
-    """What the main quantity of an experiment says of models that have learnt nothing, or all.
+    """What a quantity of an experiment says of models that have learnt nothing, or all.
 
     Attributes:
         margin: How far beyond the floor a model has learnt something.
         ceiling: The value from which on a model has learnt all; None if there is none.
         ascending: Whether more is better.
+        quantity: The quantity; "" for the main one, on whose floor no other means anything either.
     """
 
     margin: float
     ceiling: float | None = None
     ascending: bool = True
+    quantity: str = ""
+
+    def is_about(self, term: Term) -> bool:
+        """Whether the term is of a model that is to have learnt what the quantity says."""
+        return term.quantity == self.quantity and not term.fails
 
     def is_on_floor(self, value: float, floor: float) -> bool:
         """Whether a model with this value is no better than the floor."""
@@ -333,12 +339,12 @@ class Experiment(ABC):
 
     @property
     def scale(self) -> Scale | None:
-        """What its main quantity says of models that have learnt nothing; None if it is not about
+        """What a quantity says of models that have learnt nothing; None if it is not about
         learning."""
         return None
 
     def floors(self, context: TrialContext) -> Iterable[Measure]:
-        """Measure the floors of the main quantity, a series for each of them, at every place."""
+        """Measure the floors of the scale's quantity, a series for each of them, at every place."""
         return ()
 
     def with_settings(self, other: OtherSettings) -> Experiment:

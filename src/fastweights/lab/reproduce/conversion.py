@@ -17,6 +17,7 @@ from fastweights.lab.reproduce.claim import (
     FLOOR,
     Experiment,
     OtherSettings,
+    Scale,
     Trial,
     TrialContext,
     require_apart,
@@ -241,6 +242,10 @@ class Conversions(Experiment):
             for seed in self.seeds
             for series, recipe in self.recipes.items()
         ]
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(0.0, ascending=False, quantity=AFTER)
 
     def floors(self, context: TrialContext) -> list[Measure]:
         """The perplexities of n-grams of the text."""

@@ -65,12 +65,17 @@ def judge(claim: Claim, experiment: Experiment, measures: Measures) -> tuple[Che
     compared = [statement.compare(measures) for statement in claim.statements]
     common = list(_flaws_of_experiment(claim, experiment, measures))
     updates = experiment.updates
-    lost = list(_flaws_of_all(experiment.scale, measures))
+    scale = experiment.scale
+    lost = list(_flaws_of_all(scale, measures))
     flaws = [
         [
             *common,
             *_unequal_effort(statement, updates),
-            *(lost or _flaws_of_part(claim, statement, experiment.scale, measures)),
+            *(
+                lost
+                if lost and _depends_on(statement, scale)
+                else _flaws_of_part(claim, statement, scale, measures)
+            ),
         ]
         for statement in claim.statements
     ]
@@ -144,11 +149,16 @@ def _unequal_effort(statement: Statement, updates: Mapping[str, int]) -> Iterato
         yield "unequal effort: " + ", ".join(f"{name} {n:,} updates" for name, n in spent.items())
 
 
+def _depends_on(statement: Statement, scale: Scale | None) -> bool:
+    """Whether a statement means nothing where no model has learnt what the scale is of."""
+    return scale is None or not scale.quantity or any(map(scale.is_about, statement.terms))
+
+
 def _flaws_of_all(scale: Scale | None, measures: Measures) -> Iterator[str]:
     """Whether no model has learnt anything, anywhere."""
     if scale is None:
         return
-    rows = measures.of("")
+    rows = measures.of(scale.quantity)
     places = [
         _Place(series, x, sample.median)
         for series in rows.series
@@ -169,8 +179,7 @@ def _flaws_of_part(
         yield f"{len(comparison.first.values)} seeds are too few for a verdict"
     if scale is None:
         return
-    terms = [term for term in statement.terms if not (term.quantity or term.fails)]
-    learnt = [_Place.of(term, measures) for term in terms]
+    learnt = [_Place.of(term, measures) for term in statement.terms if scale.is_about(term)]
     solved = len(learnt) > 1 and all(scale.is_at_ceiling(place.median) for place in learnt)
     if solved and not (isinstance(statement, Near) and _told_apart(claim, scale, measures)):
         yield "all of them have solved the task"
