@@ -30,17 +30,20 @@ def texts(*sources: Path | str, field: str | None = None) -> list[str]:
 
 
 class ThreadWriter:
-    """Writes as `Writer` does, in a thread; what is left when it ends is written at once."""
+    """Writes as `Writer` does, in a thread, which writes what is left when this value has ended.
+
+    Nothing waits for that: values end wherever garbage is collected, also inside of a lock that
+    the thread needs.
+    """
 
     def __init__(self, job: writer.WritingJob) -> None:
         begun = threading.Event()
         thread = threading.Thread(target=writer.serve, args=(job, begun.set), daemon=True)
         thread.start()
         begun.wait()
-        self.end = weakref.finalize(self, write_rest, job, thread)
+        self.end = weakref.finalize(self, want_all, job)
 
 
-def write_rest(job: writer.WritingJob, thread: threading.Thread) -> None:
+def want_all(job: writer.WritingJob) -> None:
     for name in job.texts:
         blocks.want(Path(job.folder), name, 10**6)
-    thread.join()
