@@ -164,7 +164,7 @@ def _parts(
     suite: Suite, task: LoadedTask, shots: int, seed: int, limit: int | None
 ) -> Iterator[SuitePart]:
     """One for each choice of solved examples."""
-    shared, documents = suite.prefixes is not None, task.hash_documents()
+    shared, documents = suite.prefixes is not None, task.documents
     for one in range(seed, seed + (suite.prefixes or 1 if shots else 1)):
         yield SuitePart(task.columns, documents, shots, one, shared, limit, suite.length or LONGEST)
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from re import MULTILINE, findall
@@ -54,8 +54,9 @@ class LoadedTask:
         """The number of its items, of each of its tasks no more than `limit`."""
         return sum(size if limit is None else min(size, limit) for size in self.sizes)
 
-    def hash_documents(self) -> str:
-        """Return a hash of its items, and of those that solved examples are drawn from."""
+    @cached_property
+    def documents(self) -> str:
+        """A hash of its items, and of those that solved examples are drawn from."""
         digest = sha256()
         for task in self.tasks["tasks"].values():
             for document in (*task.eval_docs, *(task.sampler.df or ())):

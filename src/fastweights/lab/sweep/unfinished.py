@@ -78,9 +78,9 @@ def generators(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set PyTorch's generators to what `generators` returned."""
+    """Set PyTorch's generators to what `generators` returned, here or on another device."""
     torch.set_rng_state(states["cpu"])
-    if device.type == "cuda":
+    if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
