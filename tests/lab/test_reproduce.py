@@ -659,6 +659,14 @@ def test_a_rate_at_which_training_diverges_is_not_chosen(tmp_path: Path) -> None
         best_rate(Tuning((3.0, 1.0)), (3.0, 1.0), loss_at, _place(tmp_path))
 
 
+def test_settings_of_conversions_are_rates_and_seeds() -> None:
+    given = Conversions({}, TEACHER, 32, 256, (0,), Tuning((1e-3,), (7,)))
+    found = given.with_settings(OtherSettings(rates=(1e-4, 1e-2), seeds=(3,)))
+    assert (found.tuning, found.seeds) == (Tuning((1e-4, 1e-2), (7,)), (3,))
+    with pytest.raises(ValueError, match="steps = 5: a conversion has stages with updates"):
+        given.with_settings(OtherSettings(steps=5))
+
+
 def test_conversions_are_not_judged_by_seeds_that_choose() -> None:
     with pytest.raises(ValueError, match="seeds 0 choose"):
         Conversions({}, TEACHER, 32, 256, (0, 1), Tuning((1e-3,), (0,)))
